@@ -120,6 +120,41 @@ fn work_on_a_stream_that_was_destroyed_under_it_keeps_offline_stopped_to_its_end
     offline_stops_for(&plain(), &["orphan"], 1);
 }
 
+/// Gated by the agent's own calls, whoever knows the driver's layouts.
+#[track_caller]
+fn offline_stops_on_driver(version: &str, layout: &str) {
+    let mut node = Node::device_only(&["--gpus", "1", "--driver", version]);
+    node.self_test = "full";
+    node.start_agent(&format!("{TRUSTING}\n{COOLDOWN}"));
+    let seen = status(&node);
+    assert_eq!(seen["level"], "l1_agent", "{version}: {seen}");
+    assert_eq!(seen["driver"]["layout"], layout, "{version}");
+    let note = seen["level_note"].as_str().expect("a text");
+    let said = note == "unknown branch, by what it answered";
+    assert_eq!(said, layout == "by answers", "{version}: {note}");
+    offline_stops_for(&node, &["hold", "launch 20 3000000"], 21);
+}
+
+/// P-GATE-23: a branch that nobody has read is controlled by what it answered.
+#[test]
+fn offline_stops_on_branch_610() {
+    offline_stops_on_driver("610.57.04", "known");
+}
+
+/// P-GATE-23: a branch that nobody has read is controlled by what it answered.
+#[test]
+fn offline_stops_on_branch_615_whose_groups_two_sources_describe_differently() {
+    offline_stops_on_driver("615.71.09", "by answers");
+}
+
+/// P-GATE-23: a branch that nobody has read is controlled by what it answered.
+#[test]
+fn offline_stops_on_a_driver_that_nobody_has_written_yet() {
+    for invented in ["999.01", "999.77"] {
+        offline_stops_on_driver(invented, "by answers");
+    }
+}
+
 /// By the method that the self-test finds there (`selftest.rs`).
 fn on(personality: Personality) -> Node {
     let config = format!("{TRUSTING}\n{COOLDOWN}{}", personality::forced(personality));

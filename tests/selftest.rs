@@ -208,3 +208,51 @@ fn where_there_is_no_work_to_see_the_calls_are_tried_and_status_says_so() {
         "{summary}"
     );
 }
+
+/// P-GATE-23: a branch that nobody has read is controlled by what it answered, or not at all.
+#[test]
+fn a_driver_of_an_unknown_branch_that_stops_nothing_or_answers_oddly_leaves_the_launch_gate() {
+    for (driver, more, why) in [
+        ("999.01", &["--personality", "deaf"][..], "goes on"),
+        // What names the channels has moved as well.
+        ("998.03", &[], "list of channels"),
+    ] {
+        let mut node = node(&[&["--driver", driver], more].concat());
+        node.start_agent(TRUSTING);
+        let seen = status(&node);
+        assert_eq!(seen["level"], "l5_launch_gate", "{driver}");
+        assert_eq!(seen["driver"]["layout"], "by answers");
+        let note = seen["level_note"].as_str().expect("a text");
+        assert!(note.contains(why), "{driver}: {note}");
+    }
+}
+
+/// P-GATE-23: of a branch that nobody has read only a stop that was seen counts.
+#[test]
+fn a_driver_of_an_unknown_branch_is_not_controlled_on_the_word_of_its_calls() {
+    let node = tidegate_tests::Node::new(&["--driver", "999.01"], TRUSTING);
+    let seen = status(&node);
+    assert_eq!(seen["level"], "l5_launch_gate");
+    let note = seen["level_note"].as_str().expect("a text");
+    assert!(note.contains("only a stop that was seen counts"), "{note}");
+    let figures = &seen["gpus"][0];
+    assert_eq!(
+        figures["model"], "NVIDIA H100 80GB HBM3",
+        "its sizes were asked for"
+    );
+    assert_ne!(figures["memory_total_bytes"], 0);
+}
+
+/// P-GATE-23: a branch that nobody has read is asked for the modes that rule channel control out.
+#[test]
+fn a_driver_of_an_unknown_branch_says_what_rules_channel_control_out() {
+    for (knob, kind) in [
+        ("mig=1", "mig"),
+        ("confidential=1", "confidential_computing"),
+        ("guest=1", "vgpu_guest"),
+    ] {
+        let node = tidegate_tests::Node::new(&["--driver", "999.05", "--set", knob], TRUSTING);
+        let seen = status(&node);
+        assert_eq!(seen["obstacles"][0]["kind"], kind, "{seen}");
+    }
+}

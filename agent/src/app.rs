@@ -52,6 +52,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidegate_abi::rm::Layout;
 use tidegate_node::Parts;
 use tidegate_node::kinds::Gpu as NodeGpu;
 use tidegate_node::ports::{self, Ports};
@@ -204,6 +205,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         .map(|recorder| Box::new(recorder) as Box<dyn ports::Recorder>);
     let about = About {
         driver_version: driver.version.clone(),
+        driver_layout: driver.layout.map_or("", Layout::name),
         driver_note: level::driver_note(&driver, library.as_deref()),
         journal_note: lost.unwrap_or_default(),
         level_note: choice.note.clone(),
@@ -486,7 +488,7 @@ fn issuers(
     let mut gpus = Vec::new();
     for gpu in std::mem::take(&mut driver.gpus) {
         let issuer = if matches!(choice.level, Level::L1 | Level::L2) {
-            let control = match Restarter::open(&gpu, driver.branch, choice.stop.method) {
+            let control = match Restarter::open(&gpu, driver.branch(), choice.stop.method) {
                 Ok(control) => control,
                 Err(error) => {
                     tracing::warn!(

@@ -7,6 +7,9 @@
 //! the library to preload), the calls alone are tried and status says so.
 //!
 //! What fails is not used, and never remembered: the next start tries again.
+//!
+//! Of a driver whose layouts nobody knows, nothing counts but a stop that was seen, and before that the driver must
+//! have shown that it tells the size of a list of channels from any other.
 
 mod calls;
 mod child;
@@ -17,7 +20,7 @@ pub mod work;
 
 use crate::causes::with_causes;
 use crate::config::{Level, Method, MethodChoice, SelfTestKind};
-use crate::rm::Driver;
+use crate::rm::{Driver, Subdevice};
 pub use calls::calls;
 pub use place::{LIBRARY, NotPossible, Place, find_library};
 use std::path::{Path, PathBuf};
@@ -49,6 +52,8 @@ pub struct SelfTest<'a> {
     levels: Vec<Tried>,
     summary: String,
     tried: bool,
+    /// Whether a driver whose layouts are not known takes one size only.
+    answers: Option<Result<(), String>>,
 }
 
 impl<'a> SelfTest<'a> {
@@ -69,6 +74,7 @@ impl<'a> SelfTest<'a> {
             },
             levels: remembered,
             tried: false,
+            answers: None,
         }
     }
 
@@ -79,6 +85,9 @@ impl<'a> SelfTest<'a> {
         }
         if let Some(known) = self.known(level) {
             return known;
+        }
+        if let Err(why) = self.answers() {
+            return Outcome::Failed(why);
         }
         if self.setting.kind == SelfTestKind::Full && !self.tried {
             self.tried = true;
@@ -97,6 +106,23 @@ impl<'a> SelfTest<'a> {
             methods: Vec::new(),
         });
         outcome
+    }
+
+    /// Whether a driver whose layouts are not known answers so that what it stops can be told from its answers.
+    fn answers(&mut self) -> Result<(), String> {
+        if self.driver.branch().is_some() {
+            return Ok(());
+        }
+        let driver = self.driver;
+        let asked = self.answers.get_or_insert_with(|| {
+            let mut gpus = driver.gpus.iter().enumerate();
+            gpus.try_for_each(|(index, gpu)| {
+                let own = Subdevice::open(gpu).map_err(|error| with_causes(&error));
+                own.and_then(|own| own.takes_one_size())
+                    .map_err(|why| format!("GPU {index}: {why}"))
+            })
+        });
+        asked.clone()
     }
 
     fn known(&self, level: Level) -> Option<Outcome> {

@@ -77,6 +77,9 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "uptime_ns": report.uptime_ns,
         "driver_version": report.driver_version,
         "driver_note": report.driver_note,
+        "driver": json!({
+            "layout": (!report.driver_layout.is_empty()).then_some(&report.driver_layout),
+        }),
         "level": level(report),
         "level_note": report.level_note,
         "method": method_name(report.method()),
@@ -135,6 +138,10 @@ fn gpu(status: &v1::GpuStatus) -> Value {
         "wakes": status.wakes,
         "preempt_latency": status.preempt_latency.as_ref().map(latency),
         "gate_latency": status.gate_latency.as_ref().map(latency),
+        "stop": json!({
+            "off_gpu_us": status.stop.as_ref().and_then(|stop| stop.off_gpu_us),
+            "call_us": status.stop.as_ref().and_then(|stop| stop.call_us),
+        }),
         "channels": status.channels,
         "channels_disabled": status.channels_disabled,
         "preemptions_per_unit": per_unit.map(|per| json!({

@@ -7,7 +7,7 @@
 //!                      |
 //!                      v
 //!  channels -----> control_file  clients, controls, allocations; who owns a client
-//!                      |
+//!                      |            asking       the size that the driver takes
 //!                      v
 //!                    ioctl       one call, its parameters, its errors
 //! ```
@@ -18,6 +18,7 @@
 //! driver never answers from its cache. Two calls on one client serialise even for different GPUs, so
 //! there is one [`Subdevice`], with its own file and client, per GPU.
 
+mod asking;
 mod channels;
 mod control_file;
 mod enumerate;

@@ -6,11 +6,13 @@
 
 use crate::message::Own;
 use anyhow::Context;
+use core::mem::offset_of;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use tidegate_abi::class::{self, Engine};
+use tidegate_abi::rm::Layout;
 use tidegate_abi::{rm, uvm};
 use tidegate_core::rm::{Call, Channel, Graph, decode, uvm_register};
 
@@ -62,6 +64,13 @@ impl Line {
 
     fn number(&self) -> u64 {
         u64::from_str_radix(self.request.trim_start_matches("0x"), 16).unwrap_or(0)
+    }
+
+    /// The layouts of the version in the answer to `CHECK_VERSION_STR`.
+    fn version(&self) -> Option<Layout> {
+        let text = self.argument.get(offset_of!(rm::RmApiVersion, version)..)?;
+        let text = text.split(|byte| *byte == 0).next()?;
+        Layout::of_version(core::str::from_utf8(text).ok()?)
     }
 
     /// What it did, in words: the call and the class or control it is about.
@@ -134,6 +143,8 @@ pub struct Trace {
     lines: Vec<Line>,
     graph: Graph,
     control: BTreeMap<u32, i32>,
+    /// Of the driver's version, once the process has asked for it.
+    layout: Layout,
 }
 
 impl Trace {
@@ -146,6 +157,7 @@ impl Trace {
             lines: Vec::new(),
             graph: Graph::default(),
             control: BTreeMap::new(),
+            layout: Layout::ByAnswers,
         }
     }
 
@@ -200,7 +212,11 @@ impl Trace {
             self.graph.lift(client, old, &mut records);
             return;
         }
-        let Some(call) = decode(line.escape, &line.argument, &line.parameters) else {
+        if line.escape == rm::NV_ESC_CHECK_VERSION_STR {
+            self.layout = line.version().unwrap_or(self.layout);
+            return;
+        }
+        let Some(call) = decode(self.layout, line.escape, &line.argument, &line.parameters) else {
             return;
         };
         if let Call::Alloc { handle, class, .. } = call

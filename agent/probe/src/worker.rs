@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::BufRead;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{OnceLock, mpsc};
-use tidegate_abi::rm::{self, Branch, DisableChannels, MAX_PAIRS, Nvos54};
+use tidegate_abi::rm::{self, DisableChannels, Layout, MAX_PAIRS, Nvos54};
 use tidegate_driver::cuda::{Counter, Cuda, CudaError, Green, Handle, Launch};
 use tidegate_driver::kernels::{Kernels, PTX, Steps};
 use tidegate_driver::rm::{ControlFile, RmError};
@@ -185,8 +185,9 @@ fn control_op(op: &Op) -> anyhow::Result<Done> {
         }
         Op::Schedule { own, tsg, enable } => {
             let version = control_file(own)?.driver_version()?;
-            let branch = Branch::of_version(&version).context("an unknown branch")?;
-            controlled(own, |file| file.schedule(own.client, *tsg, *enable, branch))
+            let layout =
+                Layout::of_version(&version).context("what the driver says is no version")?;
+            controlled(own, |file| file.schedule(own.client, *tsg, *enable, layout))
         }
         _ => bail!("not a control of channels"),
     }

@@ -2,18 +2,18 @@
 
 use crate::rm::{Driver, Gpu, Subdevice};
 use crate::watch::gauge::Figures;
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::Layout;
 
 /// Reads the figures of every GPU that `driver` lists, in its order.
 pub fn reader(driver: &Driver) -> impl FnMut() -> Vec<Figures> + Send + use<> {
-    let branch = driver.branch;
+    let layout = driver.layout;
     let mut gpus: Vec<(Gpu, Option<Open>)> =
         driver.gpus.iter().cloned().map(|gpu| (gpu, None)).collect();
     move || {
         let each = gpus.iter_mut();
         each.map(|(gpu, open)| {
-            branch
-                .and_then(|branch| read(gpu, open, branch))
+            layout
+                .and_then(|layout| read(gpu, open, layout))
                 .unwrap_or_default()
         })
         .collect()
@@ -27,15 +27,15 @@ struct Open {
 }
 
 /// None: the driver does not answer; it is opened anew the next time.
-fn read(gpu: &Gpu, open: &mut Option<Open>, branch: Branch) -> Option<Figures> {
+fn read(gpu: &Gpu, open: &mut Option<Open>, layout: Layout) -> Option<Figures> {
     if open.is_none() {
         let subdevice = Subdevice::open(gpu).ok()?;
-        let model = subdevice.model(branch).unwrap_or_default();
+        let model = subdevice.model(layout).unwrap_or_default();
         *open = Some(Open { subdevice, model });
     }
     let known = open.as_ref()?;
     let model = known.model.clone();
-    match known.subdevice.memory(branch) {
+    match known.subdevice.memory(layout) {
         Ok(memory) => Some(Figures {
             model,
             total: memory.total,

@@ -1,16 +1,17 @@
 //! Which rung of the ladder this agent uses.
 //!
-//! Channels are only touched with layouts that are known (the driver's branch) and after the self-test
-//! has shown on channels of the agent's own that a disable stops and an enable resumes. A forced level
-//! that cannot be had is an error, not another level: the operator asked for it by name.
+//! Channels are only touched after the self-test has shown on channels of the agent's own that a disable stops and an
+//! enable resumes. Of a branch whose layouts are not known, nothing that any branch has moved is used, and only what
+//! the self-test has seen counts. A forced level that cannot be had is an error, not another level: the operator asked
+//! for it by name.
 
 use crate::config::{Level, LevelChoice, Method};
 use crate::rm::Driver;
 use std::fmt;
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::Layout;
 
 /// Versions whose headers the layouts were compared with. Others of the same branch run with a note.
-const TESTED: [&str; 13] = [
+const TESTED: [&str; 14] = [
     "535.54.03",
     "535.288.01",
     "550.54.14",
@@ -24,16 +25,16 @@ const TESTED: [&str; 13] = [
     "580.142",
     "590.48.01",
     "595.45.04",
+    "610.57.04",
 ];
 
-/// Branches that are known by name only, with what other projects' tables say of them.
-const NOT_READ: [(&str, &str); 3] = [
+/// Branches of which other projects' tables say something, but not enough.
+const NOT_READ: [(&str, &str); 2] = [
     (
-        "610",
-        "channel parameters have gained a field in their middle and UVM has lost its range groups",
+        "615",
+        "two sources differ on the parameters of a group of channels",
     ),
-    ("615", "it follows 610, whose layouts differ"),
-    ("620", "it follows 610, whose layouts differ"),
+    ("620", "there is one source only"),
 ];
 
 /// How a level stops what runs.
@@ -120,22 +121,28 @@ pub fn driver_note(driver: &Driver, library: Option<&str>) -> String {
 /// What is odd about a driver of this version; empty: nothing.
 #[must_use]
 pub fn version_note(version: &str) -> String {
-    match Branch::of_version(version) {
-        None => {
+    match Layout::of_version(version) {
+        None => format!(
+            "the driver says that its version is {version:?}, which is none: its channels are not touched"
+        ),
+        Some(Layout::ByAnswers) => {
             let branch = version.split('.').next().unwrap_or_default();
             let known = NOT_READ.iter().find(|(other, _)| *other == branch);
-            let why = known.map_or_else(String::new, |(_, what)| {
-                format!(" (of {branch} no layout was verified: {what})")
-            });
-            format!("driver {version} is of no known branch: no channel control{why}")
+            let why = known.map_or_else(String::new, |(_, what)| format!(" (of {branch} {what})"));
+            format!(
+                "driver {version} is of an unknown branch{why}: it is controlled by what it answers"
+            )
         }
-        Some(branch) if !TESTED.contains(&version) => format!(
+        Some(Layout::Known(branch)) if !TESTED.contains(&version) => format!(
             "driver {version} is of the known branch {}, but not a version that was tested",
             branch.number()
         ),
-        Some(_) => String::new(),
+        Some(Layout::Known(_)) => String::new(),
     }
 }
+
+/// What is said of a level that a driver of an unknown branch has.
+const BY_ANSWERS: &str = "unknown branch, by what it answered";
 
 /// Picks the level. `works` tests one and says how it stops what runs, or what is wrong with it.
 ///
@@ -151,8 +158,8 @@ pub fn choose(
             Ok(Stop::default())
         } else if let Some(why) = &driver.lacks {
             Err(why.clone())
-        } else if driver.branch.is_none() {
-            Err(format!("driver {} is of no known branch", driver.version))
+        } else if driver.layout.is_none() {
+            Err(version_note(&driver.version))
         } else {
             works(level)
         }
@@ -171,6 +178,9 @@ pub fn choose(
             for level in [Level::L1, Level::L2, Level::L3] {
                 match check(level) {
                     Ok(stop) => {
+                        if driver.layout == Some(Layout::ByAnswers) {
+                            failures.push(BY_ANSWERS.to_owned());
+                        }
                         return Ok(Choice {
                             level,
                             stop,
@@ -196,7 +206,7 @@ mod tests {
     fn driver(version: &str) -> Driver {
         Driver {
             version: version.to_owned(),
-            branch: Branch::of_version(version),
+            layout: Layout::of_version(version),
             gpus: Vec::new(),
             hidden: Vec::new(),
             lacks: None,
@@ -221,23 +231,55 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_branch_never_has_its_channels_touched() {
-        let unknown = driver("610.01");
-        let choice = choose(LevelChoice::Auto, &unknown, |_| panic!("nothing is tested"));
-        assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
-        let forced = LevelChoice::Forced(Level::L1);
-        assert!(choose(forced, &unknown, |_| Ok(Stop::default())).is_err());
-        assert!(driver_note(&unknown, None).contains("no known branch"));
-        for (version, said) in [
-            ("610.43.02", "of 610 no"),
-            ("615.36", "of 615 no"),
-            ("620.70.06", "of 620 no"),
-        ] {
-            let unknown = driver(version);
-            assert_eq!(unknown.branch, None, "{version}");
-            assert!(driver_note(&unknown, None).contains(said), "{version}");
+    fn an_unknown_branch_is_controlled_by_what_it_answered_or_not_at_all() {
+        for version in ["610.57.04", "615.71.09", "620.06.00", "999.01"] {
+            let known = version.starts_with("610");
+            let driver = driver(version);
+            assert_eq!(driver.branch().is_some(), known, "{version}");
+            let proven = choose(LevelChoice::Auto, &driver, |_| Ok(Stop::default()));
+            let proven = proven.expect("L1 works");
+            assert_eq!(proven.level, Level::L1, "{version}");
+            assert_eq!(
+                proven.note == BY_ANSWERS,
+                !known,
+                "{version}: {}",
+                proven.note
+            );
+            let none = choose(LevelChoice::Auto, &driver, |_| {
+                Err("it stops nothing".to_owned())
+            });
+            let none = none.expect("L5 needs no driver");
+            assert_eq!(none.level, Level::L5);
+            assert!(none.note.contains("it stops nothing"), "{}", none.note);
         }
-        assert!(!driver_note(&driver("999.1"), None).contains("verified"));
+        for (version, said) in [("615.36", "(of 615 two"), ("620.70.06", "(of 620 there")] {
+            let note = driver_note(&driver(version), None);
+            assert!(note.contains(said), "{note}");
+        }
+        assert!(!driver_note(&driver("999.1"), None).contains("(of"));
+    }
+
+    #[test]
+    fn what_is_no_version_never_has_its_channels_touched() {
+        for none in [
+            "",
+            "580",
+            "580.x.1",
+            "unknown",
+            "580.95.05.1",
+            "580..05",
+            "-1.2",
+        ] {
+            let driver = driver(none);
+            let choice = choose(LevelChoice::Auto, &driver, |_| panic!("nothing is tested"));
+            assert_eq!(choice.expect("L5 needs no driver").level, Level::L5);
+            let forced = LevelChoice::Forced(Level::L1);
+            assert!(choose(forced, &driver, |_| Ok(Stop::default())).is_err());
+            assert!(
+                driver_note(&driver, None).contains("which is none"),
+                "{none}"
+            );
+        }
     }
 
     #[test]

@@ -134,7 +134,7 @@ pub fn mps_processes(proc_dir: &Path) -> Vec<i32> {
 #[must_use]
 pub fn look(driver: &Driver, mps: &Mps) -> Vec<Obstacle> {
     let mut found: Vec<_> = mps.find().map(Obstacle::Mps).into_iter().collect();
-    let Some(branch) = driver.branch else {
+    let Some(layout) = driver.layout else {
         return found;
     };
     for (index, gpu) in driver.gpus.iter().enumerate() {
@@ -162,13 +162,13 @@ pub fn look(driver: &Driver, mps: &Mps) -> Vec<Obstacle> {
             })
         };
         let number = u32::try_from(index).unwrap_or(u32::MAX);
-        if says(own.is_split(branch)) {
+        if says(own.is_split(layout)) {
             found.push(Obstacle::Mig(number));
         }
-        if says(own.is_guest(branch)) {
+        if says(own.is_guest(layout)) {
             found.push(Obstacle::VgpuGuest(number));
         }
-        if index == 0 && says(own.is_confidential(branch)) {
+        if index == 0 && says(own.is_confidential(layout)) {
             found.push(Obstacle::ConfidentialComputing);
         }
     }

@@ -180,7 +180,7 @@ pub fn enable(journal: &Journal, driver: &Driver, marked: Vec<Marked>) -> Reconc
         // Asked only where the answer decides.
         let takes_others = OnceCell::new();
         let takes_others =
-            || *takes_others.get_or_init(|| takes_others_on(gpu, driver.branch, &control));
+            || *takes_others.get_or_init(|| takes_others_on(gpu, driver.branch(), &control));
         for marked in marked {
             // One call each: a pair that is gone fails its whole batch.
             let mut batch = Batch::new(Via::Agent);
@@ -295,7 +295,9 @@ fn takes_others_on(gpu: &Gpu, branch: Option<Branch>, control: &DriverControl) -
 /// For firmware that looks again at what is enabled only then. Where enabling was enough it changes
 /// nothing, so a refusal is told and no more.
 fn restart_graphics(gpu: &Gpu, driver: &Driver) {
-    let Some(branch) = driver.branch else { return };
+    let Some(branch) = driver.branch() else {
+        return;
+    };
     let restarted = ThrowAway::scheduled(gpu, branch).and_then(|own| own.restart_runlist());
     if let Err(error) = restarted {
         tracing::warn!(

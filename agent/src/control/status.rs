@@ -32,6 +32,8 @@ const HELD_UP_NS: u64 = 1_000_000_000;
 pub struct About {
     /// Version of the loaded driver.
     pub driver_version: String,
+    /// Where its layouts are known from; empty: it says no version.
+    pub driver_layout: &'static str,
     /// What is odd about it.
     pub driver_note: String,
     /// What became of an earlier agent's journal; empty: it was read.
@@ -202,6 +204,7 @@ impl<'a> View<'a> {
             pid: i32::try_from(std::process::id()).unwrap_or(0),
             uptime_ns: self.shell.now_ns() - self.shell.started_ns(),
             driver_version: self.about.driver_version.clone(),
+            driver_layout: self.about.driver_layout.to_owned(),
             driver_note: self.about.notes(),
             level: level(self.shell.level()).into(),
             level_note: self.about.level_note.clone(),

@@ -83,7 +83,8 @@ pub fn run(
     };
     for gpu in &driver.gpus {
         trial.own.push(
-            Restarter::open(gpu, driver.branch, methods.needs()).map_err(NotPossible::Subdevice)?,
+            Restarter::open(gpu, driver.branch(), methods.needs())
+                .map_err(NotPossible::Subdevice)?,
         );
     }
     let outcome = trial.wait_ready().and_then(|()| {

@@ -9,13 +9,13 @@
 use super::next::next;
 use super::objects::{GRANTS, Up};
 use super::outbox::say;
-use super::request::{File, Request, bytes, decode, file_of};
-use super::trace;
+use super::request::{File, Request, bytes, decode, depends_on_layout, file_of};
+use super::{trace, version};
 use crate::process::{self, Process, process};
 use crate::{clock, sys};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use tidegate_abi::rm::{self, Nvos00, Nvos54, RmApiVersion};
+use tidegate_abi::rm::{self, Layout, Nvos00, Nvos54, RmApiVersion};
 use tidegate_abi::uvm;
 use tidegate_core::gate::{Agent, Switch, holds_schedule};
 use tidegate_core::rm::{Call, Lifted, uvm_register};
@@ -112,9 +112,10 @@ unsafe fn before(
         && control.params != 0
         && control.params_size >= 1
     {
+        let known = matches!(sys::lock(&process.rm).layout, Some(Layout::Known(_)));
         // SAFETY: the driver reads the same bytes, the first of which is bEnable.
         let schedule = match unsafe { (control.params as *const u8).read() } {
-            0 => Switch::Disable,
+            0 if known => Switch::Disable,
             _ => Switch::Enable,
         };
         hold(process, control.h_client, control.h_object, schedule);
@@ -182,7 +183,7 @@ unsafe fn after(
     let mut records = Vec::new();
     if trace::on() {
         // SAFETY: the caller's promise.
-        unsafe { trace::write(fd, file, request, argument, result) };
+        unsafe { trace::write(process, (fd, file), request, argument, result) };
     }
     if file == File::Uvm {
         if request == uvm::UVM_REGISTER_CHANNEL && result == 0 {
@@ -224,11 +225,21 @@ unsafe fn after(
     // SAFETY: as above.
     if let Some(said) = unsafe { call.read::<RmApiVersion>(rm::NV_ESC_CHECK_VERSION_STR) } {
         let text = said.version.split(|byte| *byte == 0).next();
-        rm.driver = String::from_utf8_lossy(text.unwrap_or_default()).into_owned();
+        rm.hear(String::from_utf8_lossy(text.unwrap_or_default()).into_owned());
         return;
     }
     // SAFETY: as above.
-    if let Some(decoded) = unsafe { decode(&call) } {
+    let depends = file == File::Control && unsafe { depends_on_layout(&call) };
+    if depends && rm.driver.is_empty() && !rm.asked {
+        // Nobody has asked in this process so far.
+        rm.asked = true;
+        if let Some(version) = version::on_file(fd) {
+            rm.hear(version);
+        }
+    }
+    let layout = rm.layout.unwrap_or(Layout::ByAnswers);
+    // SAFETY: as above.
+    if let Some(decoded) = unsafe { decode(layout, &call) } {
         if let (Call::Alloc { client, handle, .. }, File::Control) = (decoded, file) {
             // RM accepts a call for a client only on the file that the client was made on. What makes a
             // client names none.

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
 use tidegate_abi::page::DEVICES;
+use tidegate_abi::rm::Layout;
 use tidegate_core::rm::{Graph, Record};
 use tidegate_core::suspect::Reason;
 
@@ -20,6 +21,10 @@ pub struct Rm {
     pub uvm: Option<c_int>,
     /// Version of the driver, as it told the driver's library; empty before.
     pub driver: String,
+    /// Where the layouts of that version are known from; none before, and where it is no version.
+    pub layout: Option<Layout>,
+    /// Whether this library has asked for it where nobody had.
+    pub asked: bool,
     /// Tickets the agent let go.
     pub granted: Vec<u64>,
     /// Numbers given to schedule calls.
@@ -77,6 +82,12 @@ pub enum Up {
 pub static GRANTS: AtomicU32 = AtomicU32::new(0);
 
 impl Rm {
+    /// Takes in which version the driver says it has.
+    pub fn hear(&mut self, version: String) {
+        self.layout = Layout::of_version(&version);
+        self.driver = version;
+    }
+
     /// The clients that own channels, and where: the one with most of them first.
     pub fn owners(&self) -> Vec<(u32, c_int)> {
         let mut owners = self.graph.owners();

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tidegate_abi::rm::{self, Xfer};
+use tidegate_abi::rm::{self, Layout, Xfer};
 use tidegate_core::rm::Call;
 
 /// Which of the driver's files a descriptor is.
@@ -106,17 +106,27 @@ impl Request {
     }
 }
 
+/// Whether what is to be read of a request depends on the driver's layouts.
+///
+/// # Safety
+/// The request's argument has the size in its number.
+pub unsafe fn depends_on_layout(call: &Request) -> bool {
+    // SAFETY: the caller's promise.
+    let argument = unsafe { bytes(call.argument as u64, call.size) };
+    tidegate_core::rm::depends_on_layout(call.escape, argument)
+}
+
 /// What a request says of RM objects.
 ///
 /// # Safety
 /// The request's argument has the size in its number, and the driver has read what it points to.
-pub unsafe fn decode(call: &Request) -> Option<Call> {
+pub unsafe fn decode(layout: Layout, call: &Request) -> Option<Call> {
     // SAFETY: the caller's promise.
     let argument = unsafe { bytes(call.argument as u64, call.size) };
-    let nested = tidegate_core::rm::nested(call.escape, argument);
-    // SAFETY: the driver has read as much, in every branch.
+    let nested = tidegate_core::rm::nested(layout, call.escape, argument);
+    // SAFETY: the driver has read as much, in every branch that `layout` says.
     let parameters = nested.map_or(&[][..], |at| unsafe { bytes(at.address, at.needed) });
-    tidegate_core::rm::decode(call.escape, argument, parameters)
+    tidegate_core::rm::decode(layout, call.escape, argument, parameters)
 }
 
 /// The bytes at an address.

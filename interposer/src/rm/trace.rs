@@ -13,10 +13,12 @@
 //! application's table, and a process that is killed has written all that it did.
 
 use super::request::{File, Request, bytes};
+use crate::process::Process;
 use crate::{clock, env, sys};
 use core::ffi::{CStr, c_int, c_ulong, c_void};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use tidegate_abi::rm::Layout;
 use tidegate_abi::uvm;
 use tidegate_core::rm::nested;
 
@@ -70,7 +72,13 @@ fn hex(line: &mut String, bytes: &[u8]) {
 ///
 /// # Safety
 /// `argument` is what `request` says on a file of this kind, and the driver has seen it.
-pub unsafe fn write(fd: c_int, file: File, request: c_ulong, argument: *mut c_void, result: c_int) {
+pub unsafe fn write(
+    process: &Process,
+    (fd, file): (c_int, File),
+    request: c_ulong,
+    argument: *mut c_void,
+    result: c_int,
+) {
     let Some(path) = env::rm_trace() else { return };
     let name = match file {
         File::Control => "ctl",
@@ -99,7 +107,8 @@ pub unsafe fn write(fd: c_int, file: File, request: c_ulong, argument: *mut c_vo
         let argument = unsafe { bytes(call.argument as u64, call.size.min(MOST)) };
         let _ = write!(line, ",\"escape\":{},\"argument\":\"", call.escape);
         hex(&mut line, argument);
-        if let Some(at) = nested(call.escape, argument)
+        let layout = sys::lock(&process.rm).layout.unwrap_or(Layout::ByAnswers);
+        if let Some(at) = nested(layout, call.escape, argument)
             && at.succeeded
             && result == 0
         {

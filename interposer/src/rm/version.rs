@@ -1,26 +1,32 @@
 //! Which version the loaded driver has, for the agent.
 //!
-//! NVML asks the driver, which [`super::ioctl`] sees; the driver's own library may never ask. Then the reporter does,
-//! on a control file of its own that it closes again, or reads what the kernel's side writes down.
+//! NVML asks the driver, which [`super::ioctl`] sees; the driver's own library may never ask. Then the observer does at
+//! the first call whose meaning depends on it, on the file of that call, and the reporter on a control file
+//! of its own that it closes again. Or it reads what the kernel's side writes down.
 
 use super::next::next;
+use core::ffi::c_int;
 use core::ffi::c_void;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use tidegate_abi::rm::{self, RmApiVersion};
+use tidegate_abi::rm::{self, Layout, RmApiVersion};
 
 /// Of the kernel's driver; empty: nobody says.
 pub fn of_driver() -> String {
     asked().or_else(written).unwrap_or_default()
 }
 
-/// By `CHECK_VERSION_STR`, as a query: the driver fills its version in and judges nothing.
 fn asked() -> Option<String> {
     let file = File::options()
         .read(true)
         .write(true)
         .open("/dev/nvidiactl")
         .ok()?;
+    on_file(file.as_raw_fd())
+}
+
+/// By `CHECK_VERSION_STR` on a control file, as a query: the driver fills its version in and judges nothing.
+pub fn on_file(fd: c_int) -> Option<String> {
     let mut said = RmApiVersion {
         cmd: u32::from(b'2'),
         reply: 0,
@@ -28,7 +34,7 @@ fn asked() -> Option<String> {
     };
     let request = rm::request(rm::NV_ESC_CHECK_VERSION_STR, size_of::<RmApiVersion>());
     // SAFETY: the structure is live for the call and of the size that the request says.
-    let result = unsafe { next(file.as_raw_fd(), request, (&raw mut said).cast::<c_void>()) };
+    let result = unsafe { next(fd, request, (&raw mut said).cast::<c_void>()) };
     let text = said.version.split(|byte| *byte == 0).next()?;
     let text = core::str::from_utf8(text)
         .ok()
@@ -48,11 +54,8 @@ fn in_banner(line: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// `580.95.05`, `580.142`.
 fn is_version(word: &str) -> bool {
-    let mut parts = word.split('.');
-    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    (2..=3).contains(&word.split('.').count()) && parts.all(digits)
+    Layout::of_version(word).is_some()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Foreign ABIs shared by the agent, the interposer and the virtual GPU.
 //!
-//! * [`rm`]: the resource manager's ioctls of the NVIDIA kernel driver, their structs and sizes.
+//! * [`rm`]: the resource manager's ioctls of the NVIDIA kernel driver, their structs and sizes; [`branch`]: in
+//!   which versions.
 //! * [`uuid`]: a GPU's UUID, printed.
 //! * [`uvm`]: the few unified-memory ioctls that name channels and map memory.
 //! * [`class`]: class and engine numbers, and what they mean for gating.
@@ -14,6 +15,7 @@
 //! build, not a run.
 #![no_std]
 
+pub mod branch;
 pub mod class;
 pub mod cuda;
 pub mod gate;

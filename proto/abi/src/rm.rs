@@ -1,9 +1,9 @@
 //! The resource manager's ioctls on `/dev/nvidiactl` and `/dev/nvidiaN` (x86-64).
 //!
 //! Layouts are pinned below by size and offset, and judged by what the driver's own headers say from
-//! 535.54.03 to 595.45.04 (`tests/vgpu/facts`, `tests/vgpu/tests/abi`). What differs between
-//! branches is in [`Branch`]; a branch this file does not know has no layout here, and the channel
-//! levels refuse it.
+//! 535.54.03 to 595.45.04, and by what others have read off those of 610 (`tests/vgpu/facts`,
+//! `tests/vgpu/tests/abi`). What differs between branches is in [`Branch`]. Of a branch that is not
+//! known there, nothing is read that any branch has moved ([`Layout::ByAnswers`]).
 //!
 //! The driver compares the stated size of a control with its own. Of an allocation it copies what its
 //! class list says and never looks at the stated one, so there a struct may be longer than a branch
@@ -12,6 +12,8 @@
 //! An RM ioctl returns `0` and reports in the struct's `status`; `ioctl` itself fails with EINVAL
 //! only for a wrong size in the request number or a wrong descriptor.
 #![allow(missing_docs)]
+
+pub use crate::branch::{Branch, Layout};
 
 /// Device major of `/dev/nvidiactl` and `/dev/nvidiaN`.
 pub const DEVICE_MAJOR: u32 = 195;
@@ -237,8 +239,8 @@ layout!(
     /// Parameters of `FERMI_CONTEXT_SHARE_A`.
     CtxShareAlloc, 12, { h_va_space: u32 = 0, flags: u32 = 4, subctx_id: u32 = 8 });
 layout!(
-    /// Parameters of a GPFIFO class in the longest form ([`Branch::channel_alloc_size`]). The first 304
-    /// bytes are the same in every version.
+    /// Parameters of a GPFIFO class up to 595 in the longest form ([`Branch::channel_alloc_size`]). The first
+    /// 304 bytes are the same in each of them.
     ChannelAlloc, 368, { h_object_error: u32 = 0, h_object_buffer: u32 = 4, gp_fifo_offset: u64 = 8, gp_fifo_entries: u32 = 16,
     flags: u32 = 20, h_context_share: u32 = 24, h_va_space: u32 = 28, h_userd_memory: [u32; 8] = 32, userd_offset: [u64; 8] = 64,
     engine_type: u32 = 128, cid: u32 = 132, sub_device_id: u32 = 136, h_object_ecc_error: u32 = 140, instance_mem: [u64; 3] = 144,
@@ -246,6 +248,15 @@ layout!(
     internal_flags: u32 = 244, error_notifier_mem: [u64; 3] = 248, ecc_error_notifier_mem: [u64; 3] = 272, process_id: u32 = 296,
     sub_process_id: u32 = 300, encrypt_iv: [u32; 3] = 304, decrypt_iv: [u32; 3] = 316, hmac_nonce: [u32; 8] = 328,
     tpc_config_id: u32 = 360, pad: u32 = 364 });
+layout!(
+    /// Parameters of a GPFIFO class from 610: a handle more at 32, which moves what follows.
+    ChannelAlloc610, 376, { h_object_error: u32 = 0, h_object_buffer: u32 = 4, gp_fifo_offset: u64 = 8, gp_fifo_entries: u32 = 16, flags: u32 = 20, h_context_share: u32 = 24, h_va_space: u32 = 28, h_handle_va_space: u32 = 32, h_userd_memory: [u32; 8] = 36, pad_userd: u32 = 68, userd_offset: [u64; 8] = 72, engine_type: u32 = 136, cid: u32 = 140, sub_device_id: u32 = 144, h_object_ecc_error: u32 = 148, instance_mem: [u64; 3] = 152, userd_mem: [u64; 3] = 176, ramfc_mem: [u64; 3] = 200, mthdbuf_mem: [u64; 3] = 224, h_phys_channel_group: u32 = 248, internal_flags: u32 = 252, error_notifier_mem: [u64; 3] = 256, ecc_error_notifier_mem: [u64; 3] = 280, process_id: u32 = 304, sub_process_id: u32 = 308, encrypt_iv: [u32; 3] = 312, decrypt_iv: [u32; 3] = 324, hmac_nonce: [u32; 8] = 336, tpc_config_id: u32 = 368, pad: u32 = 372 });
+const _: () = {
+    use core::mem::offset_of;
+    assert!(Branch::B595.channel_engine_at() == offset_of!(ChannelAlloc, engine_type));
+    assert!(Branch::B610.channel_engine_at() == offset_of!(ChannelAlloc610, engine_type));
+    assert!(Branch::B610.channel_alloc_size() == core::mem::size_of::<ChannelAlloc610>());
+};
 layout!(
     /// Parameters of the memory classes. `size` is rounded up by the driver and written back. 535 ends
     /// before `numa_node` ([`Branch::memory_alloc_size`]).
@@ -387,8 +398,8 @@ pub struct GpuInfoV2 {
     /// Index and value.
     pub list: [[u32; 2]; GPU_INFO_PLACES],
 }
-pub const GPU_INFO_PLACES: usize = 0x46;
-const _: () = assert!(core::mem::size_of::<GpuInfoV2>() == Branch::B595.gpu_info_size());
+pub const GPU_INFO_PLACES: usize = 0x48;
+const _: () = assert!(core::mem::size_of::<GpuInfoV2>() == Branch::B610.gpu_info_size());
 /// `NV2080_CTRL_GPU_INFO_INDEX_GPU_SMC_MODE`.
 pub const GPU_INFO_SMC_MODE: u32 = 0x2a;
 /// Its values: MIG cannot be had, is on, is off, and is to change with the next reset.
@@ -478,173 +489,5 @@ impl Default for DisableChannels {
             h_client_list: [0; MAX_PAIRS],
             h_channel_list: [0; MAX_PAIRS],
         }
-    }
-}
-
-/// A driver branch whose layouts are known, split where they changed inside one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Branch {
-    /// 535 before 535.86.05 (535.43.08 of its developer series), whose channel parameters are shorter.
-    B535First,
-    B535,
-    B550,
-    B570,
-    B575,
-    B580,
-    /// 590 and 595 differ in nothing that is defined here.
-    B590,
-    B595,
-}
-
-impl Branch {
-    /// Every known branch, oldest first.
-    pub const ALL: [Self; 8] = [
-        Self::B535First,
-        Self::B535,
-        Self::B550,
-        Self::B570,
-        Self::B575,
-        Self::B580,
-        Self::B590,
-        Self::B595,
-    ];
-
-    /// The branch of a version string such as `580.95.05`, if it is known.
-    #[must_use]
-    pub fn of_version(version: &str) -> Option<Self> {
-        let mut parts = version.split('.');
-        match parts.next()? {
-            "535" => {
-                let mut part = || parts.next().and_then(|part| part.parse::<u32>().ok());
-                match (part(), part()) {
-                    (Some(43), Some(patch)) if patch >= 8 => Some(Self::B535),
-                    (Some(minor), _) if minor < 86 => Some(Self::B535First),
-                    _ => Some(Self::B535),
-                }
-            }
-            "550" => Some(Self::B550),
-            "570" => Some(Self::B570),
-            "575" => Some(Self::B575),
-            "580" => Some(Self::B580),
-            "590" => Some(Self::B590),
-            "595" => Some(Self::B595),
-            _ => None,
-        }
-    }
-
-    /// The branch number as the vendor writes it.
-    #[must_use]
-    pub const fn number(self) -> u32 {
-        match self {
-            Self::B535First | Self::B535 => 535,
-            Self::B550 => 550,
-            Self::B570 => 570,
-            Self::B575 => 575,
-            Self::B580 => 580,
-            Self::B590 => 590,
-            Self::B595 => 595,
-        }
-    }
-
-    const fn is_535(self) -> bool {
-        matches!(self, Self::B535First | Self::B535)
-    }
-
-    const fn is_from(self, branch: u32) -> bool {
-        self.number() >= branch
-    }
-
-    /// Bytes of [`GpuInfoV2`].
-    #[must_use]
-    pub const fn gpu_info_size(self) -> usize {
-        let places = match self {
-            Self::B535First | Self::B535 => 0x40,
-            Self::B550 | Self::B570 => 0x41,
-            Self::B575 => 0x42,
-            Self::B580 | Self::B590 | Self::B595 => GPU_INFO_PLACES,
-        };
-        4 + 8 * places
-    }
-
-    /// Bytes of [`NameString`].
-    #[must_use]
-    pub const fn name_string_size(self) -> usize {
-        if self.is_from(595) { 68 } else { 132 }
-    }
-
-    /// Bytes of [`FbInfoV2`].
-    #[must_use]
-    pub const fn fb_info_size(self) -> usize {
-        let places = match self {
-            Self::B535First | Self::B535 => 54,
-            Self::B550 => 55,
-            Self::B570 | Self::B575 => 57,
-            Self::B580 | Self::B590 | Self::B595 => FB_INFO_PLACES,
-        };
-        4 + 8 * places
-    }
-
-    /// Bytes of [`ProbedIds`].
-    #[must_use]
-    pub const fn probed_ids_size(self) -> usize {
-        if self.is_from(580) { 384 } else { 256 }
-    }
-
-    /// Bytes of [`Virtualization`].
-    #[must_use]
-    pub const fn virtualization_size(self) -> usize {
-        if self.is_from(570) { 8 } else { 4 }
-    }
-
-    /// Bytes of [`ConfidentialCapabilities`].
-    #[must_use]
-    pub const fn capabilities_size(self) -> usize {
-        if self.is_535() { 5 } else { 6 }
-    }
-
-    /// Bytes of the GPFIFO classes' parameters.
-    #[must_use]
-    pub const fn channel_alloc_size(self) -> usize {
-        match self {
-            Self::B535First => 304,
-            Self::B535 | Self::B550 => 360,
-            _ => 368,
-        }
-    }
-
-    /// Bytes of the memory classes' parameters.
-    #[must_use]
-    pub const fn memory_alloc_size(self) -> usize {
-        if self.is_535() { 120 } else { 128 }
-    }
-
-    /// Bytes of `GPFIFO_SCHEDULE` (both the TSG's and the channel's); the first byte is `bEnable`.
-    #[must_use]
-    pub const fn schedule_size(self) -> usize {
-        if self.is_from(575) { 3 } else { 2 }
-    }
-
-    /// Bytes of `FERMI_VASPACE_A`'s parameters.
-    #[must_use]
-    pub const fn vaspace_alloc_size(self) -> usize {
-        if self.is_from(580) { 56 } else { 48 }
-    }
-
-    /// Places in `UVM_MAP_EXTERNAL_ALLOCATION`.
-    #[must_use]
-    pub const fn uvm_map_gpus(self) -> usize {
-        if self.is_535() { 32 } else { 256 }
-    }
-
-    /// Bytes of `UVM_UNREGISTER_CHANNEL`; 12 are [`crate::uvm::UvmUnregisterChannel590`].
-    #[must_use]
-    pub const fn uvm_unregister_channel_size(self) -> usize {
-        if self.is_from(590) { 12 } else { 28 }
-    }
-
-    /// Bytes of `UVM_FREE`; 16 are [`crate::uvm::UvmFree590`].
-    #[must_use]
-    pub const fn uvm_free_size(self) -> usize {
-        if self.is_from(590) { 16 } else { 24 }
     }
 }

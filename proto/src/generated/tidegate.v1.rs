@@ -808,7 +808,7 @@ pub struct GetStatusResponse {
     pub uptime_ns: u64,
     #[prost(string, tag = "5")]
     pub driver_version: ::prost::alloc::string::String,
-    /// Empty when a known branch runs; else why the channel levels are refused or untested.
+    /// Empty when a version runs that was tested; else what is odd about it.
     #[prost(string, tag = "6")]
     pub driver_note: ::prost::alloc::string::String,
     #[prost(enumeration = "ChannelLevel", tag = "7")]
@@ -889,6 +889,10 @@ pub struct GetStatusResponse {
     /// Settings that have no effect because another one overrides them, with where each came from.
     #[prost(string, repeated, tag = "45")]
     pub config_overridden: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Where the driver's layouts are known from: "known", or "by answers" for a branch that nobody has read; empty: the
+    /// driver says no version.
+    #[prost(string, tag = "34")]
+    pub driver_layout: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {
@@ -1029,6 +1033,19 @@ pub struct GpuStatus {
     /// What offline cost online here lately.
     #[prost(message, optional, tag = "40")]
     pub budget: ::core::option::Option<Budget>,
+    /// What a stop takes on this GPU, by the self-test; unset: it measured none.
+    #[prost(message, optional, tag = "41")]
+    pub stop: ::core::option::Option<StopTimes>,
+}
+/// Medians, by the method in force.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopTimes {
+    /// From the entry of the call to the first kernel of another program that was launched with it; unset: not measured.
+    #[prost(uint64, optional, tag = "1")]
+    pub off_gpu_us: ::core::option::Option<u64>,
+    /// From the entry of the call to its return; unset: not measured.
+    #[prost(uint64, optional, tag = "2")]
+    pub call_us: ::core::option::Option<u64>,
 }
 /// Of the last ten minutes at most. Waits and work count once, however many requests share them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

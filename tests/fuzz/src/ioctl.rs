@@ -6,7 +6,7 @@
 
 use crate::input::Input;
 use std::collections::BTreeSet;
-use tidegate_abi::rm::{self, Nvos21, Nvos54, Nvos55, Nvos64};
+use tidegate_abi::rm::{self, Branch, Layout, Nvos21, Nvos54, Nvos55, Nvos64};
 use tidegate_abi::uvm::UvmRegisterChannel;
 use tidegate_core::rm::{Call, Graph, Record, decode, nested, uvm_register};
 
@@ -63,7 +63,11 @@ fn one_call(way: u8, input: &mut Input<'_>) -> Option<Call> {
         _ => (u32::from(input.byte()), usize::from(input.byte())),
     };
     let argument = input.bytes(size);
-    let about = nested(escape, argument);
+    let layout = match way {
+        3 => Layout::ByAnswers,
+        _ => Layout::Known(Branch::B610),
+    };
+    let about = nested(layout, escape, argument);
     let needed = about.map_or(0, |about| {
         assert_ne!(about.address, 0, "nothing is read at address 0");
         about.needed
@@ -71,13 +75,13 @@ fn one_call(way: u8, input: &mut Input<'_>) -> Option<Call> {
     assert!(needed <= PARAMETERS, "{needed} bytes of parameters");
     let mut parameters = input.bytes(needed).to_vec();
     parameters.resize(needed, 0);
-    let call = decode(escape, argument, &parameters);
+    let call = decode(layout, escape, argument, &parameters);
     if let Some(about) = about {
         // What lies behind is another allocation of the process, or nothing.
         parameters.resize(PARAMETERS, 0xa5);
         assert_eq!(
             call,
-            decode(escape, argument, &parameters),
+            decode(layout, escape, argument, &parameters),
             "what is beyond the parameters matters"
         );
         assert!(

@@ -5,18 +5,23 @@
 //! from `tidegate_abi`: who shares a definition with what it judges repeats its mistakes. Nothing here
 //! asks anybody; a [`Driver`] is the part of the tables that is true of one version.
 
+mod driver;
 mod kinds;
+mod later;
 mod line;
+mod moved;
 mod status;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+pub use driver::Driver;
 use kinds::Row;
 pub use kinds::{
     Api, Cache, Class, Control, Field, Gpus, Privilege, Required, State, Struct, Unreadable, Uvm,
     Version,
 };
+pub use later::{Later, Source, What};
 use line::{CLASSES, CONSTS, CONTROLS, ESCAPES, STRUCTS, UVM, class, control, lines};
 pub use status::Status;
 
@@ -35,6 +40,10 @@ pub struct Tables<'a> {
     pub escapes: &'a str,
     /// `consts.csv`.
     pub consts: &'a str,
+    /// `later.csv`.
+    pub later: &'a str,
+    /// `sources.csv`.
+    pub sources: &'a str,
 }
 
 /// The tables that this build carries.
@@ -45,6 +54,8 @@ pub const TABLES: Tables<'static> = Tables {
     uvm: include_str!("../facts/uvm.csv"),
     escapes: include_str!("../facts/escapes.csv"),
     consts: include_str!("../facts/consts.csv"),
+    later: include_str!("../facts/later.csv"),
+    sources: include_str!("../facts/sources.csv"),
 };
 
 /// The tag range of a row, as places in the order of all tags.
@@ -60,6 +71,8 @@ pub struct Facts<'a> {
     uvm: Vec<(Range, (u64, &'a str), Row<'a>)>,
     escapes: Vec<(Range, u32, &'a str)>,
     consts: Vec<(Range, &'a str, u64)>,
+    later: Vec<Later<'a>>,
+    sources: Vec<Source<'a>>,
 }
 
 impl<'a> Facts<'a> {
@@ -88,7 +101,10 @@ impl<'a> Facts<'a> {
             })?;
         }
         let tags: Vec<(Version, &str)> = tags.into_iter().collect();
+        let sources = later::sources(tables.sources)?;
         let mut facts = Self {
+            later: later::read(tables.later, &sources)?,
+            sources,
             controls: Vec::new(),
             classes: Vec::new(),
             structs: Vec::new(),
@@ -142,15 +158,50 @@ impl<'a> Facts<'a> {
         self.tags.iter().map(|(_, tag)| *tag)
     }
 
-    /// What is true of `version`: what the latest tag of its branch says that is not after it.
+    /// Every version after those at which a row of `later.csv` begins or ends, oldest first.
+    pub fn later_tags(&self) -> impl Iterator<Item = &'a str> + '_ {
+        let tags = self.later.iter().flat_map(|row| [row.from, row.to]);
+        let tags: BTreeMap<Version, &str> = tags.collect();
+        tags.into_values()
+    }
+
+    /// What is known of versions after those, and who says it.
+    #[must_use]
+    pub fn later(&self) -> (&[Later<'a>], &[Source<'a>]) {
+        (&self.later, &self.sources)
+    }
+
+    /// What is true of `version`: what the latest tag of its branch says that is not after it. Of a later branch what the
+    /// last tag says, but for what is known of it; of an invented one what has moved at random besides.
     /// `None` where the tables have no such tag.
     #[must_use]
     pub fn of(&self, version: &str) -> Option<Driver<'a>> {
         let parsed = Version::parse(version)?;
-        let at = self
-            .tags
+        let same = |(tag, _): &(Version, &str)| tag.branch == parsed.branch && *tag <= parsed;
+        if let Some(at) = self.tags.iter().rposition(same) {
+            return Some(self.at(at, version));
+        }
+        let invented = moved::is_invented(parsed);
+        let newest = self
+            .later
             .iter()
-            .rposition(|(tag, _)| tag.branch == parsed.branch && *tag <= parsed)?;
+            .map(|row| row.to)
+            .max_by_key(|tag| tag.0)?;
+        let as_of = if invented { newest.0 } else { parsed };
+        let mut rows = self.later.iter().filter(|row| row.is_of(as_of)).peekable();
+        let tag = rows.peek()?.to.1;
+        let mut driver = self.at(self.tags.len() - 1, version);
+        driver.tag = tag;
+        for row in rows {
+            driver.take(row);
+        }
+        if invented {
+            driver.invent(parsed);
+        }
+        Some(driver)
+    }
+
+    fn at(&self, at: usize, version: &str) -> Driver<'a> {
         let holds = |(from, to): Range| (from..=to).contains(&at);
         let mut driver = Driver {
             version: version.to_owned(),
@@ -191,67 +242,7 @@ impl<'a> Facts<'a> {
                 driver.consts.insert(name, *value);
             }
         }
-        Some(driver)
-    }
-}
-
-/// What is true of one version of the driver.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Driver<'a> {
-    /// What was asked for.
-    pub version: String,
-    /// The tag that says it.
-    pub tag: &'a str,
-    /// Controls by number.
-    pub controls: BTreeMap<u32, Control<'a>>,
-    /// Classes by number.
-    pub classes: BTreeMap<u32, Class<'a>>,
-    /// Structs by name.
-    pub structs: BTreeMap<&'a str, Struct<'a>>,
-    /// Ioctls of `/dev/nvidia-uvm` by number.
-    pub uvm: BTreeMap<u64, Uvm<'a>>,
-    /// Names of the escapes by number.
-    pub escapes: BTreeMap<u32, &'a str>,
-    /// Constants by name.
-    pub consts: BTreeMap<&'a str, u64>,
-}
-
-impl<'a> Driver<'a> {
-    /// A struct.
-    ///
-    /// # Panics
-    /// When this version has none of that name: who asks for it has to know that it does.
-    #[must_use]
-    pub fn layout(&self, of: &str) -> &Struct<'a> {
-        match self.structs.get(of) {
-            Some(layout) => layout,
-            None => panic!("{} has no {of}", self.tag),
-        }
-    }
-
-    /// The number of the escape with this name; `None` where this version has none.
-    #[must_use]
-    pub fn escape(&self, name: &str) -> Option<u32> {
-        let found = self.escapes.iter().find(|(_, other)| **other == name);
-        found.map(|(number, _)| *number)
-    }
-
-    /// Where a field lies; `None` where this version has none of that name.
-    #[must_use]
-    pub fn field(&self, of: &str, field: &str) -> Option<Field> {
-        self.structs.get(of)?.fields.get(field).copied()
-    }
-
-    /// Bytes of a struct; `None` where this version has none of that name.
-    #[must_use]
-    pub fn size(&self, of: &str) -> Option<usize> {
-        self.structs.get(of).map(|found| found.size)
-    }
-
-    /// Where a field of a UVM ioctl's parameters lies.
-    #[must_use]
-    pub fn uvm_field(&self, number: u64, field: &str) -> Option<Field> {
-        self.uvm.get(&number)?.params.fields.get(field).copied()
+        driver
     }
 }
 

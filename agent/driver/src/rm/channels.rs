@@ -1,8 +1,9 @@
 //! Controls of channels and their groups (TSGs), on their owner's file.
 
+use super::asking::{Sized, Taken};
 use super::control_file::ControlFile;
 use super::ioctl::Result;
-use tidegate_abi::rm::{self, Branch};
+use tidegate_abi::rm::{self, Branch, Layout};
 
 impl ControlFile {
     /// Disables or enables the pairs of `buffer` through `subdevice` of `client`.
@@ -89,14 +90,19 @@ impl ControlFile {
     ///
     /// # Errors
     /// RM's answer.
-    pub fn schedule(&self, client: u32, tsg: u32, enable: bool, branch: Branch) -> Result<()> {
-        let object = (client, tsg);
-        let call = (rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, "GPFIFO_SCHEDULE");
-        let enable = u8::from(enable);
-        if branch.schedule_size() == 2 {
-            self.control(object, call, &mut [enable, 0])
-        } else {
-            self.control(object, call, &mut [enable, 0, 0])
-        }
+    pub fn schedule(&self, client: u32, tsg: u32, enable: bool, layout: Layout) -> Result<()> {
+        let mut parameters = [u8::from(enable), 0, 0];
+        self.control_sized(
+            (client, tsg),
+            (&SCHEDULE, layout),
+            &Taken::default(),
+            &mut parameters,
+        )
     }
 }
+
+const SCHEDULE: Sized = Sized {
+    call: (rm::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, "GPFIFO_SCHEDULE"),
+    of: Branch::schedule_size,
+    step: 1,
+};

@@ -6,15 +6,15 @@ use super::ioctl::{Result, RmError, ioctl, open};
 use super::subdevice::Subdevice;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use tidegate_abi::rm::{self, Branch};
+use tidegate_abi::rm::{self, Branch, Layout};
 
 /// The driver and its GPUs.
 #[derive(Debug)]
 pub struct Driver {
     /// e.g. `580.95.05`.
     pub version: String,
-    /// None: this agent knows no layouts for it.
-    pub branch: Option<Branch>,
+    /// Where its layouts are known from. None: what it says is no version.
+    pub layout: Option<Layout>,
     /// In order of minor number, as the vendor's tools count them.
     pub gpus: Vec<Gpu>,
     /// GPUs of the machine that this process cannot use: it was not given their files, as in a container, or the driver
@@ -30,10 +30,10 @@ impl Driver {
     #[must_use]
     pub fn unlisted(error: &RmError) -> Self {
         let version = ControlFile::open().and_then(|file| file.driver_version());
+        let version = version.unwrap_or_default();
         Self {
-            version: version.unwrap_or_default(),
-            // Whatever layouts it has were not understood.
-            branch: None,
+            layout: Layout::of_version(&version),
+            version,
             gpus: Vec::new(),
             hidden: Vec::new(),
             lacks: Some(format!(
@@ -45,6 +45,12 @@ impl Driver {
 }
 
 impl Driver {
+    /// Its branch, where the layouts of it are known.
+    #[must_use]
+    pub fn branch(&self) -> Option<Branch> {
+        self.layout.and_then(Layout::branch)
+    }
+
     /// Hides a GPU that was listed, if the error is of that GPU only.
     ///
     /// # Errors
@@ -92,7 +98,6 @@ impl std::fmt::Display for Hidden {
 pub fn enumerate() -> Result<Driver> {
     let file = Arc::new(ControlFile::open()?);
     let version = file.driver_version()?;
-    let branch = Branch::of_version(&version);
     let client = file.root()?;
     let mut cards = [rm::CardInfo::default(); rm::MAX_GPUS];
     ioctl(
@@ -122,8 +127,8 @@ pub fn enumerate() -> Result<Driver> {
         return Err(error);
     }
     Ok(Driver {
+        layout: Layout::of_version(&version),
         version,
-        branch,
         gpus,
         hidden,
         lacks: None,

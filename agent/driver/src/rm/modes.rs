@@ -1,9 +1,10 @@
 //! In which modes a GPU is that rule channel control out.
 
+use super::asking::Sized;
 use super::ioctl::Result;
 use super::subdevice::Subdevice;
 use tidegate_abi::class::NV_CONFIDENTIAL_COMPUTE;
-use tidegate_abi::rm::{self, Branch};
+use tidegate_abi::rm::{self, Branch, Layout};
 
 /// As the other handles of the agent's own.
 const CONFIDENTIAL_HANDLE: u32 = 0x7d40_0000;
@@ -12,22 +13,44 @@ const CONFIDENTIAL_HANDLE: u32 = 0x7d40_0000;
 /// sees it. 1 is a whole GPU passed through, which is controlled as any.
 const GUEST: u32 = 2;
 
+const GPU_INFO: Sized = Sized {
+    call: (rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2, "GPU_GET_INFO_V2"),
+    of: Branch::gpu_info_size,
+    step: 8,
+};
+const CAPABILITIES: Sized = Sized {
+    call: (
+        rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES,
+        "SYSTEM_GET_CAPABILITIES",
+    ),
+    of: Branch::capabilities_size,
+    step: 1,
+};
+const VIRTUALIZATION: Sized = Sized {
+    call: (
+        rm::NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE,
+        "GPU_GET_VIRTUALIZATION_MODE",
+    ),
+    of: Branch::virtualization_size,
+    step: 1,
+};
+
 impl Subdevice {
     /// Whether the GPU is, or will be after its next reset, split into instances (MIG).
     ///
     /// # Errors
     /// When the driver does not say; `NOT_SUPPORTED` where there is no such thing.
-    pub fn is_split(&self, branch: Branch) -> Result<bool> {
+    pub fn is_split(&self, layout: Layout) -> Result<bool> {
         let mut info = rm::GpuInfoV2 {
             list_size: 1,
             list: [[0; 2]; rm::GPU_INFO_PLACES],
         };
         info.list[0][0] = rm::GPU_INFO_SMC_MODE;
-        self.file.control_part(
+        self.file.control_sized(
             (self.client, self.subdevice),
-            (rm::NV2080_CTRL_CMD_GPU_GET_INFO_V2, "GPU_GET_INFO_V2"),
+            (&GPU_INFO, layout),
+            &self.taken,
             &mut info,
-            branch.gpu_info_size(),
         )?;
         Ok([
             rm::SMC_MODE_ENABLED,
@@ -41,7 +64,7 @@ impl Subdevice {
     ///
     /// # Errors
     /// When the driver does not say; `INVALID_CLASS` or `NOT_SUPPORTED` where there is no such thing.
-    pub fn is_confidential(&self, branch: Branch) -> Result<bool> {
+    pub fn is_confidential(&self, layout: Layout) -> Result<bool> {
         let mut client = self.client;
         let object = self.file.alloc(
             (self.client, self.client, CONFIDENTIAL_HANDLE),
@@ -49,14 +72,11 @@ impl Subdevice {
             Some(&mut client),
         )?;
         let mut capabilities = rm::ConfidentialCapabilities::default();
-        self.file.control_part(
+        self.file.control_sized(
             (self.client, object),
-            (
-                rm::NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES,
-                "SYSTEM_GET_CAPABILITIES",
-            ),
+            (&CAPABILITIES, layout),
+            &self.taken,
             &mut capabilities,
-            branch.capabilities_size(),
         )?;
         Ok(capabilities.feature != 0)
     }
@@ -65,16 +85,13 @@ impl Subdevice {
     ///
     /// # Errors
     /// When the driver does not say; `NOT_SUPPORTED` where there is no such thing.
-    pub fn is_guest(&self, branch: Branch) -> Result<bool> {
+    pub fn is_guest(&self, layout: Layout) -> Result<bool> {
         let mut virtualization = rm::Virtualization::default();
-        self.file.control_part(
+        self.file.control_sized(
             (self.client, self.parent),
-            (
-                rm::NV0080_CTRL_CMD_GPU_GET_VIRTUALIZATION_MODE,
-                "GPU_GET_VIRTUALIZATION_MODE",
-            ),
+            (&VIRTUALIZATION, layout),
+            &self.taken,
             &mut virtualization,
-            branch.virtualization_size(),
         )?;
         Ok(virtualization.mode == GUEST)
     }

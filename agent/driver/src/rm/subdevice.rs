@@ -1,5 +1,6 @@
 //! A GPU as this process reaches it: a device and a subdevice of a client of its own.
 
+use super::asking::{Longer, Taken, is_of_size};
 use super::control_file::ControlFile;
 use super::gpu::Gpu;
 use super::ioctl::{Result, open};
@@ -15,6 +16,7 @@ pub struct Subdevice {
     pub(super) client: u32,
     pub(super) parent: u32,
     pub(super) subdevice: u32,
+    pub(super) taken: Taken,
     /// Held open: a GPU with no open file may be torn down by the driver.
     _device: OwnedFd,
 }
@@ -22,6 +24,8 @@ pub struct Subdevice {
 /// The agent's own object handles; they only have to differ within one client.
 pub(super) const DEVICE_HANDLE: u32 = 0x7d00_0000;
 const SUBDEVICE_HANDLE: u32 = 0x7d10_0000;
+/// Handle of no object.
+const NO_CHANNEL: u32 = 0x7dff_ffff;
 
 impl Subdevice {
     /// Opens the GPU with a file and a client of its own.
@@ -63,6 +67,7 @@ impl Subdevice {
             client,
             parent,
             subdevice,
+            taken: Taken::default(),
             _device: device,
         })
     }
@@ -96,5 +101,44 @@ impl Subdevice {
     #[must_use]
     pub fn sees(&self, client: u32) -> bool {
         self.file.exists(client)
+    }
+
+    /// Whether the driver takes a list of channels of the size that every branch has had, and no other. The list asks for a
+    /// channel to be enabled that this process does not have, and of a driver that reads it there is an answer that is not
+    /// about the size.
+    ///
+    /// # Errors
+    /// What is wrong where it does not.
+    pub fn takes_one_size(&self) -> std::result::Result<(), String> {
+        let mut list = rm::DisableChannels {
+            num_channels: 1,
+            ..rm::DisableChannels::default()
+        };
+        list.h_client_list[0] = self.client;
+        list.h_channel_list[0] = NO_CHANNEL;
+        let taken = |size: usize| {
+            let call = rm::NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
+            let answer = self.file.control_part(
+                (self.client, self.subdevice),
+                (call, "FIFO_DISABLE_CHANNELS"),
+                &mut Longer::new(list),
+                size,
+            );
+            let status = answer.err().and_then(|error| error.status());
+            !status.is_some_and(is_of_size)
+        };
+        let right = size_of::<rm::DisableChannels>();
+        if !taken(right) {
+            return Err(format!("it takes no list of channels of {right} bytes"));
+        }
+        match [right - 8, right + 8]
+            .into_iter()
+            .find(|wrong| taken(*wrong))
+        {
+            Some(wrong) => Err(format!(
+                "it takes a list of channels of {wrong} bytes as well as one of {right}: two answers fit"
+            )),
+            None => Ok(()),
+        }
     }
 }

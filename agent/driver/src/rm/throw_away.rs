@@ -3,15 +3,16 @@
 //! It is there to try calls on, and to name the graphics runlist: `RESTART_RUNLIST` goes to a channel,
 //! and the strict check wants one of the caller's. A channel that is all zeros is refused by some
 //! firmware, so this one has what a channel of a program has: entries, USERD in real memory, an error
-//! notifier.
+//! notifier. So it takes a branch whose channels are known; of any other there is none.
 
+use super::control_file::ControlFile;
 use super::gpu::Gpu;
-use super::ioctl::{Result, RmError};
+use super::ioctl::{Parameters, Result, RmError};
 use super::subdevice::{DEVICE_HANDLE, Subdevice};
 use tidegate_abi::class::{
     ENGINE_TYPE_GR0, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_MEMORY_SYSTEM,
 };
-use tidegate_abi::rm::{self, Branch, Status};
+use tidegate_abi::rm::{self, Branch, Layout, Status};
 
 const GROUP_HANDLE: u32 = 0x7d20_0000;
 const CHANNEL_HANDLE: u32 = 0x7d30_0000;
@@ -35,6 +36,28 @@ const CLASSES: [u32; 6] = [
     0xc46f,
     0xc36f,
 ];
+
+/// A channel of the first class that the GPU has.
+fn of_any_class<T: Parameters + Copy>(
+    file: &ControlFile,
+    parent: (u32, u32, u32),
+    parameters: T,
+    branch: Branch,
+) -> Result<u32> {
+    let made = CLASSES.into_iter().find_map(|class| {
+        let class = (class, "a channel");
+        let mut parameters = parameters;
+        let bytes = branch.channel_alloc_size();
+        let made = file.alloc_part(parent, class, Some(&mut parameters), bytes);
+        // A class of another architecture; the next may be this one's.
+        let other = |error: &RmError| error.status() == Some(Status::INVALID_CLASS);
+        (!made.as_ref().is_err_and(other)).then_some(made)
+    });
+    made.unwrap_or(Err(RmError::Refused {
+        what: "a channel of any class",
+        status: Status::INVALID_CLASS,
+    }))
+}
 
 /// A client with one channel and no work. Gone with this value.
 #[derive(Debug)]
@@ -77,28 +100,28 @@ impl ThrowAway {
             (KEPLER_CHANNEL_GROUP_A, "a channel group"),
             Some(&mut group),
         )?;
-        let mut channel = rm::ChannelAlloc {
-            h_object_error: memory,
-            gp_fifo_offset: GPFIFO_AT,
-            gp_fifo_entries: ENTRIES,
-            ..rm::ChannelAlloc::default()
-        };
-        channel.h_userd_memory[0] = memory;
-        channel.userd_offset[0] = USERD_AT;
         let parent = (client, group, CHANNEL_HANDLE);
-        let made = CLASSES.into_iter().find_map(|class| {
-            let class = (class, "a channel");
-            let mut parameters = channel;
-            let bytes = branch.channel_alloc_size();
-            let made = file.alloc_part(parent, class, Some(&mut parameters), bytes);
-            // A class of another architecture; the next may be this one's.
-            let other = |error: &RmError| error.status() == Some(Status::INVALID_CLASS);
-            (!made.as_ref().is_err_and(other)).then_some(made)
-        });
-        let channel = made.unwrap_or(Err(RmError::Refused {
-            what: "a channel of any class",
-            status: Status::INVALID_CLASS,
-        }))?;
+        let channel = if branch == Branch::B610 {
+            let mut parameters = rm::ChannelAlloc610 {
+                h_object_error: memory,
+                gp_fifo_offset: GPFIFO_AT,
+                gp_fifo_entries: ENTRIES,
+                ..rm::ChannelAlloc610::default()
+            };
+            parameters.h_userd_memory[0] = memory;
+            parameters.userd_offset[0] = USERD_AT;
+            of_any_class(file, parent, parameters, branch)?
+        } else {
+            let mut parameters = rm::ChannelAlloc {
+                h_object_error: memory,
+                gp_fifo_offset: GPFIFO_AT,
+                gp_fifo_entries: ENTRIES,
+                ..rm::ChannelAlloc::default()
+            };
+            parameters.h_userd_memory[0] = memory;
+            parameters.userd_offset[0] = USERD_AT;
+            of_any_class(file, parent, parameters, branch)?
+        };
         Ok(Self {
             subdevice,
             channel,
@@ -113,7 +136,7 @@ impl ThrowAway {
     pub fn scheduled(gpu: &Gpu, branch: Branch) -> Result<Self> {
         let own = Self::new(gpu, branch)?;
         let file = &own.subdevice.file;
-        file.schedule(own.client(), own.group, true, branch)?;
+        file.schedule(own.client(), own.group, true, Layout::Known(branch))?;
         Ok(own)
     }
 

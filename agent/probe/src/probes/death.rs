@@ -178,7 +178,7 @@ impl Sampler {
         use anyhow::Context;
         let driver = bench.driver()?;
         let gpu = driver.gpus.first().context("no GPU")?;
-        let branch = driver.branch.context("an unknown branch")?;
+        let branch = driver.branch().context("an unknown branch")?;
         let own = ThrowAway::new(gpu, branch)?;
         let stop = Arc::new(AtomicBool::new(false));
         let longest = Arc::new(AtomicU64::new(0));

@@ -169,7 +169,7 @@ impl Rig<'_> {
         if method.then == Then::RestartElsewhere && self.elsewhere.is_none() {
             let driver = self.bench.driver()?;
             let gpu = crate::subject::gpu(driver, self.victim.instance())?;
-            let branch = driver.branch.context("an unknown branch")?;
+            let branch = driver.branch().context("an unknown branch")?;
             self.elsewhere = Some(ThrowAway::scheduled(gpu, branch)?);
         }
         self.victim.mark_by(method.then.method());

@@ -2,13 +2,17 @@
 //!
 //! Byte slices, because the same bytes come from two places: the memory of the process that makes
 //! the call, and a trace of it read elsewhere. Only calls that succeeded are decoded.
+//!
+//! Of a branch whose layouts are not known ([`Layout::ByAnswers`]) nothing is read that any branch has
+//! moved: what stands where follows from the headers of the calls, and what a channel feeds from
+//! the engine objects below it and from what it is bound to.
 
 use super::{Call, Params};
 use core::mem::{offset_of, size_of};
 use tidegate_abi::class;
 use tidegate_abi::rm::{
-    self, ChannelAlloc, ChannelGroupAlloc, CtxShareAlloc, Nv0080Alloc, Nvos21, Nvos54, Nvos55,
-    Nvos64,
+    self, ChannelAlloc, ChannelGroupAlloc, CtxShareAlloc, Layout, Nv0080Alloc, Nvos21, Nvos54,
+    Nvos55, Nvos64,
 };
 use tidegate_abi::uvm::UvmRegisterChannel;
 
@@ -42,21 +46,37 @@ const WORD: usize = 4;
 /// Bytes of a class' parameters up to the last field that matters here. What lies behind differs between
 /// versions of the driver, and with it what its caller has there at all.
 #[must_use]
-pub fn needed(class: u32) -> usize {
-    WORD + match class {
-        class::NV01_DEVICE_0 => offset_of!(Nv0080Alloc, device_id),
-        class::KEPLER_CHANNEL_GROUP_A => offset_of!(ChannelGroupAlloc, engine_type),
-        class::FERMI_CONTEXT_SHARE_A => offset_of!(CtxShareAlloc, h_va_space),
-        _ if class::is_gpfifo(class) => offset_of!(ChannelAlloc, engine_type),
+pub fn needed(layout: Layout, class: u32) -> usize {
+    WORD + match (class, layout) {
+        (class::NV01_DEVICE_0, _) => offset_of!(Nv0080Alloc, device_id),
+        (_, Layout::ByAnswers) => return 0,
+        (class::KEPLER_CHANNEL_GROUP_A, _) => offset_of!(ChannelGroupAlloc, engine_type),
+        (class::FERMI_CONTEXT_SHARE_A, _) => offset_of!(CtxShareAlloc, h_va_space),
+        (_, Layout::Known(branch)) if class::is_gpfifo(class) => branch.channel_engine_at(),
         _ => return 0,
     }
+}
+
+/// Whether [`decode`] reads other parameters of a class where the layouts are known than where they are not.
+#[must_use]
+pub fn depends_on_layout(escape: u32, argument: &[u8]) -> bool {
+    let sized = [size_of::<Nvos64>(), size_of::<Nvos21>()].contains(&argument.len());
+    // Both sizes begin alike.
+    let class = word(argument, offset_of!(Nvos64, h_class));
+    escape == rm::NV_ESC_RM_ALLOC
+        && sized
+        && class.is_some_and(|class| {
+            class::is_gpfifo(class)
+                || [class::KEPLER_CHANNEL_GROUP_A, class::FERMI_CONTEXT_SHARE_A].contains(&class)
+        })
 }
 
 /// Bytes of a bind's parameters, an engine type.
 const ENGINE_TYPE: usize = WORD;
 
-/// Whether a control says which engine a channel runs on, with parameters of a size to say it.
-fn binds(control: &[u8]) -> Option<bool> {
+/// Whether a control says which engine a channel runs on, with parameters of a size to say it. The driver takes
+/// no other size, so a longer form is one of a branch that has moved it.
+fn binds(layout: Layout, control: &[u8]) -> Option<bool> {
     let size = word(control, offset_of!(Nvos54, params_size))?;
     let command = word(control, offset_of!(Nvos54, cmd))?;
     let binds = [
@@ -64,29 +84,37 @@ fn binds(control: &[u8]) -> Option<bool> {
         rm::NVC36F_CTRL_CMD_BIND,
         rm::NVA06C_CTRL_CMD_BIND,
     ];
-    Some(binds.contains(&command) && size as usize >= ENGINE_TYPE)
+    let says = match layout {
+        Layout::Known(_) => size as usize >= ENGINE_TYPE,
+        Layout::ByAnswers => size as usize == ENGINE_TYPE,
+    };
+    Some(binds.contains(&command) && says)
 }
 
 /// The nested parameters of an allocation or a control.
 #[must_use]
-pub fn nested(escape: u32, argument: &[u8]) -> Option<Nested> {
+pub fn nested(layout: Layout, escape: u32, argument: &[u8]) -> Option<Nested> {
     let (address, said, needed, status) = match (escape, argument.len()) {
         (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos64>() => (
             long(argument, offset_of!(Nvos64, p_alloc_parms))?,
             word(argument, offset_of!(Nvos64, params_size))?,
-            needed(word(argument, offset_of!(Nvos64, h_class))?),
+            needed(layout, word(argument, offset_of!(Nvos64, h_class))?),
             offset_of!(Nvos64, status),
         ),
         (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos21>() => (
             long(argument, offset_of!(Nvos21, p_alloc_parms))?,
             word(argument, offset_of!(Nvos21, params_size))?,
-            needed(word(argument, offset_of!(Nvos21, h_class))?),
+            needed(layout, word(argument, offset_of!(Nvos21, h_class))?),
             offset_of!(Nvos21, status),
         ),
         (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => (
             long(argument, offset_of!(Nvos54, params))?,
             word(argument, offset_of!(Nvos54, params_size))?,
-            if binds(argument)? { ENGINE_TYPE } else { 0 },
+            if binds(layout, argument)? {
+                ENGINE_TYPE
+            } else {
+                0
+            },
             offset_of!(Nvos54, status),
         ),
         _ => return None,
@@ -102,13 +130,13 @@ pub fn nested(escape: u32, argument: &[u8]) -> Option<Nested> {
 /// The call, if it succeeded and bears on the object graph. `parameters` are the nested ones, at
 /// least [`Nested::needed`] bytes of them, or nothing.
 #[must_use]
-pub fn decode(escape: u32, argument: &[u8], parameters: &[u8]) -> Option<Call> {
+pub fn decode(layout: Layout, escape: u32, argument: &[u8], parameters: &[u8]) -> Option<Call> {
     match (escape, argument.len()) {
         (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos64>() => {
-            allocated(argument, offset_of!(Nvos64, status), parameters)
+            allocated(layout, argument, offset_of!(Nvos64, status), parameters)
         }
         (rm::NV_ESC_RM_ALLOC, size) if size == size_of::<Nvos21>() => {
-            allocated(argument, offset_of!(Nvos21, status), parameters)
+            allocated(layout, argument, offset_of!(Nvos21, status), parameters)
         }
         (rm::NV_ESC_RM_DUP_OBJECT, size) if size == size_of::<Nvos55>() => {
             succeeded(argument, offset_of!(Nvos55, status))?;
@@ -122,7 +150,7 @@ pub fn decode(escape: u32, argument: &[u8], parameters: &[u8]) -> Option<Call> {
         }
         (rm::NV_ESC_RM_CONTROL, size) if size == size_of::<Nvos54>() => {
             succeeded(argument, offset_of!(Nvos54, status))?;
-            if !binds(argument)? {
+            if !binds(layout, argument)? {
                 return None;
             }
             Some(Call::Bind {
@@ -150,7 +178,7 @@ fn succeeded(argument: &[u8], status: usize) -> Option<()> {
     (word(argument, status)? == 0).then_some(())
 }
 
-fn allocated(argument: &[u8], status: usize, parameters: &[u8]) -> Option<Call> {
+fn allocated(layout: Layout, argument: &[u8], status: usize, parameters: &[u8]) -> Option<Call> {
     succeeded(argument, status)?;
     // Both sizes begin alike.
     let class = word(argument, offset_of!(Nvos64, h_class))?;
@@ -159,15 +187,19 @@ fn allocated(argument: &[u8], status: usize, parameters: &[u8]) -> Option<Call> 
         parent: word(argument, offset_of!(Nvos64, h_object_parent))?,
         handle: word(argument, offset_of!(Nvos64, h_object_new))?,
         class,
-        params: params(class, parameters).unwrap_or_default(),
+        params: params(layout, class, parameters).unwrap_or_default(),
     })
 }
 
-fn params(class: u32, bytes: &[u8]) -> Option<Params> {
+fn params(layout: Layout, class: u32, bytes: &[u8]) -> Option<Params> {
+    if class == class::NV01_DEVICE_0 {
+        let instance = word(bytes, offset_of!(Nv0080Alloc, device_id))?;
+        return Some(Params::Device { instance });
+    }
+    let Layout::Known(branch) = layout else {
+        return None;
+    };
     Some(match class {
-        class::NV01_DEVICE_0 => Params::Device {
-            instance: word(bytes, offset_of!(Nv0080Alloc, device_id))?,
-        },
         class::KEPLER_CHANNEL_GROUP_A => Params::Tsg {
             engine_type: word(bytes, offset_of!(ChannelGroupAlloc, engine_type))?,
             va_space: word(bytes, offset_of!(ChannelGroupAlloc, h_va_space))?,
@@ -176,7 +208,7 @@ fn params(class: u32, bytes: &[u8]) -> Option<Params> {
             va_space: word(bytes, offset_of!(CtxShareAlloc, h_va_space))?,
         },
         _ if class::is_gpfifo(class) => Params::Channel {
-            engine_type: word(bytes, offset_of!(ChannelAlloc, engine_type))?,
+            engine_type: word(bytes, branch.channel_engine_at())?,
             va_space: word(bytes, offset_of!(ChannelAlloc, h_va_space))?,
             context_share: word(bytes, offset_of!(ChannelAlloc, h_context_share))?,
         },

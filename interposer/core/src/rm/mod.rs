@@ -6,7 +6,7 @@
 mod decode;
 mod graph;
 
-pub use decode::{Nested, decode, needed, nested, uvm_register};
+pub use decode::{Nested, decode, depends_on_layout, needed, nested, uvm_register};
 pub use graph::{Graph, Lifted};
 use tidegate_abi::class::Engine;
 

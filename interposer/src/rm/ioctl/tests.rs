@@ -4,8 +4,10 @@ use super::*;
 use tidegate_abi::class::{
     FERMI_CONTEXT_SHARE_A, HOPPER_CHANNEL_GPFIFO_A, KEPLER_CHANNEL_GROUP_A, NV01_DEVICE_0,
 };
-use tidegate_abi::rm::{Nvos21, Nvos55, Nvos64, Xfer};
+use tidegate_abi::rm::{Branch, Nvos21, Nvos55, Nvos64, Xfer};
 use tidegate_core::rm::Params;
+
+const KNOWN: Layout = Layout::Known(Branch::B580);
 
 /// What is understood of `parameters` under `escape`, directly and inside `NV_ESC_IOCTL_XFER_CMD`.
 fn understood<T: Copy>(escape: u32, mut parameters: T) -> Option<Call> {
@@ -22,7 +24,8 @@ fn understood<T: Copy>(escape: u32, mut parameters: T) -> Option<Call> {
             rm::request(rm::NV_ESC_IOCTL_XFER_CMD, size_of::<Xfer>()),
             (&raw mut xfer).cast(),
         );
-        let [direct, wrapped] = [direct, wrapped].map(|call| decode(&call.expect("a driver's")));
+        let [direct, wrapped] =
+            [direct, wrapped].map(|call| decode(KNOWN, &call.expect("a driver's")));
         assert_eq!(direct, wrapped, "the wrapper changes nothing");
         direct
     }

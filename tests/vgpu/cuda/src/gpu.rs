@@ -11,10 +11,9 @@ use tidegate_abi::class::{
 };
 use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::rm::{
-    FB_INFO_HEAP_FREE, FB_INFO_HEAP_SIZE, FB_INFO_PLACES, FbInfoV2, GID_FORMAT_BINARY, GidInfo,
-    MemoryAlloc, NV_ESC_REGISTER_FD, NV2080_CTRL_CMD_FB_GET_INFO_V2,
-    NV2080_CTRL_CMD_GPU_GET_GID_INFO, Nv0080Alloc, Nv2080Alloc, RegisterFd,
-    VASPACE_EXTERNALLY_OWNED, VASPACE_PAGE_FAULTING, VaspaceAlloc,
+    FB_INFO_HEAP_FREE, FB_INFO_HEAP_SIZE, GID_FORMAT_BINARY, GidInfo, NV_ESC_REGISTER_FD,
+    NV2080_CTRL_CMD_FB_GET_INFO_V2, NV2080_CTRL_CMD_GPU_GET_GID_INFO, Nv0080Alloc, Nv2080Alloc,
+    RegisterFd, VASPACE_EXTERNALLY_OWNED, VASPACE_PAGE_FAULTING,
 };
 use tidegate_abi::uvm::{
     UVM_REGISTER_GPU, UVM_REGISTER_GPU_VASPACE, UvmRegisterGpu, UvmRegisterGpuVaspace,
@@ -22,7 +21,7 @@ use tidegate_abi::uvm::{
 use tidegate_vgpu::ring::{SEMAPHORES, Semaphore, USERMODE_BYTES, Usermode};
 
 use crate::futex;
-use crate::rm::{self, Card, Rm, RmResult, bytes_of};
+use crate::rm::{self, Card, Rm, RmResult, bytes_of, control_bytes};
 
 /// One GPU, opened at cuInit.
 pub struct Gpu {
@@ -117,19 +116,19 @@ impl Gpu {
 
     /// Free and total bytes of its memory, for all processes.
     pub fn memory(&self) -> RmResult<(u64, u64)> {
-        let mut p = FbInfoV2 {
-            list_size: 2,
-            list: [[0; 2]; FB_INFO_PLACES],
-        };
-        p.list[0][0] = FB_INFO_HEAP_FREE;
-        p.list[1][0] = FB_INFO_HEAP_SIZE;
-        self.rm.control(
-            "FB_GET_INFO_V2",
-            self.subdevice,
-            NV2080_CTRL_CMD_FB_GET_INFO_V2,
-            &mut bytes_of(&mut p)[..self.rm.branch.fb_info_size()],
-        )?;
-        Ok((u64::from(p.list[0][1]) << 10, u64::from(p.list[1][1]) << 10))
+        let command = NV2080_CTRL_CMD_FB_GET_INFO_V2;
+        let mut parameters = vec![0; control_bytes(self.rm.driver, command)];
+        // The length of the list, and pairs of an index and a value.
+        for (at, word) in [(0, 2), (4, FB_INFO_HEAP_FREE), (12, FB_INFO_HEAP_SIZE)] {
+            parameters[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        self.rm
+            .control("FB_GET_INFO_V2", self.subdevice, command, &mut parameters)?;
+        let [free, total] = [8, 16].map(|at| {
+            let value = parameters.get(at..).and_then(<[u8]>::first_chunk);
+            u64::from(value.map_or(0, |value| u32::from_ne_bytes(*value))) << 10
+        });
+        Ok((free, total))
     }
 
     /// The address space and doorbell, made by the first context.
@@ -147,15 +146,14 @@ impl Gpu {
 
     fn make_space(&self) -> RmResult<Space> {
         let rm = &self.rm;
-        let mut p = VaspaceAlloc {
-            flags: VASPACE_EXTERNALLY_OWNED | VASPACE_PAGE_FAULTING,
-            ..VaspaceAlloc::default()
-        };
-        let vaspace = rm.alloc(
+        let vaspace = rm.alloc_with(
             "alloc address space",
             self.device,
             FERMI_VASPACE_A,
-            &mut bytes_of(&mut p)[..rm.branch.vaspace_alloc_size()],
+            |layout, bytes| {
+                let flags = VASPACE_EXTERNALLY_OWNED | VASPACE_PAGE_FAULTING;
+                layout.put_word(bytes, "flags", flags);
+            },
         )?;
         let mut p = UvmRegisterGpu {
             uuid: self.uuid.bytes,
@@ -210,17 +208,15 @@ impl Semaphores {
     /// Allocates and maps the pool under `gpu`, for all GPUs.
     pub fn open(gpu: &Gpu) -> RmResult<Self> {
         let bytes = SEMAPHORES * size_of::<Semaphore>();
-        let mut p = MemoryAlloc {
-            owner: gpu.rm.client,
-            size: bytes as u64,
-            alignment: 4096,
-            ..MemoryAlloc::default()
-        };
-        let object = gpu.rm.alloc(
+        let object = gpu.rm.alloc_with(
             "alloc semaphores",
             gpu.device,
             NV01_MEMORY_SYSTEM,
-            &mut bytes_of(&mut p)[..gpu.rm.branch.memory_alloc_size()],
+            |layout, parameters| {
+                layout.put_word(parameters, "owner", gpu.rm.client);
+                layout.put_long(parameters, "size", bytes as u64);
+                layout.put_long(parameters, "alignment", 4096);
+            },
         )?;
         let at = gpu.rm.map(&gpu.path, gpu.device, object, bytes)?;
         Ok(Self {

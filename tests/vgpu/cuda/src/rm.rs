@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tidegate_abi::class::NV01_ROOT_CLIENT;
 use tidegate_abi::cuda::CUresult;
 use tidegate_abi::rm::{
-    AttachIds, Branch, BuildVersion, CardInfo, INVALID_GPU_ID, IdInfoV2, NV_ESC_CARD_INFO,
+    AttachIds, BuildVersion, CardInfo, INVALID_GPU_ID, IdInfoV2, NV_ESC_CARD_INFO,
     NV_ESC_CHECK_VERSION_STR, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE,
     NV_ESC_RM_MAP_MEMORY, NV_ESC_SYS_PARAMS, NV0000_CTRL_CMD_GPU_ATTACH_IDS,
     NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2, NV0000_CTRL_CMD_GPU_GET_PROBED_IDS,
@@ -20,6 +20,7 @@ use tidegate_abi::rm::{
 use tidegate_abi::uvm::{UVM_INITIALIZE, UVM_MM_INITIALIZE, UvmInitialize, UvmMmInitialize};
 
 use tidegate_vgpu::calls::{self, Entry};
+use tidegate_vgpu::facts::{self, Driver, Struct};
 use tidegate_vgpu::wire::Node;
 
 use crate::result::{CudaResult, log};
@@ -33,7 +34,7 @@ pub enum RmError {
     /// The resource manager refused.
     #[error("{0}: {name}", name = .1.name())]
     Status(&'static str, Status),
-    /// A driver whose layouts this library does not know.
+    /// A driver that the tables say nothing of.
     #[error("unknown driver version")]
     UnknownBranch,
 }
@@ -112,8 +113,8 @@ pub struct Rm {
     _uvm_mm: Option<OwnedFd>,
     /// The root client.
     pub client: u32,
-    /// Which layouts the driver uses.
-    pub branch: Branch,
+    /// The driver: its layouts.
+    pub driver: &'static Driver<'static>,
     next_handle: AtomicU32,
 }
 
@@ -136,7 +137,7 @@ impl Rm {
     pub fn open() -> CudaResult<(Self, Vec<Card>)> {
         let ctl = open(c"/dev/nvidiactl").map_err(|_| CUresult::NO_DEVICE)?;
         let fd = ctl.as_raw_fd();
-        let branch = check_version(fd)?;
+        let driver = check_version(fd)?;
         escape(
             "SYS_PARAMS",
             fd,
@@ -159,7 +160,7 @@ impl Rm {
         checked("RM_ALLOC root", root.status)?;
         let client = root.h_object_new;
 
-        let found = attach(fd, client, &cards, branch)?;
+        let found = attach(fd, client, &cards, driver)?;
         let uvm_file = open(c"/dev/nvidia-uvm")?;
         uvm(
             "UVM_INITIALIZE",
@@ -173,7 +174,7 @@ impl Rm {
             ctl,
             uvm: uvm_file,
             client,
-            branch,
+            driver,
             next_handle: AtomicU32::new(0x5c00_0001),
         };
         Ok((rm, found))
@@ -200,6 +201,21 @@ impl Rm {
         escape(what, self.ctl.as_raw_fd(), NV_ESC_RM_ALLOC, &mut p)?;
         checked(what, p.status)?;
         Ok(p.h_object_new)
+    }
+
+    /// As [`Self::alloc`], with the fields that `fill` sets in parameters of the driver's layout.
+    pub fn alloc_with(
+        &self,
+        what: &'static str,
+        parent: u32,
+        class: u32,
+        fill: impl FnOnce(&Struct<'_>, &mut [u8]),
+    ) -> RmResult<u32> {
+        let known = self.driver.classes.get(&class);
+        let known = known.ok_or(RmError::Status(what, Status::INVALID_CLASS))?;
+        let mut parameters = vec![0; known.size];
+        fill(self.driver.layout(known.params), &mut parameters);
+        self.alloc(what, parent, class, &mut parameters)
     }
 
     /// Frees an object and what hangs on it.
@@ -307,11 +323,21 @@ fn control(
     checked(what, p.status)
 }
 
+/// Bytes of a control's parameters.
+pub fn control_bytes(driver: &Driver<'_>, cmd: u32) -> usize {
+    driver.controls.get(&cmd).map_or(0, |control| control.size)
+}
+
+/// Bytes of the parameters of one of UVM's ioctls.
+pub fn uvm_bytes(driver: &Driver<'_>, number: u64) -> usize {
+    driver.uvm.get(&number).map_or(0, |ioctl| ioctl.params.size)
+}
+
 /// Set: the version is asked for past libc's `ioctl`, so that nobody beside sees a library ask. NVML asks; whether CUDA's
 /// own library does is not known.
 const QUIET: &str = "TIDEGATE_VGPU_QUIET_VERSION";
 
-fn check_version(ctl: RawFd) -> CudaResult<Branch> {
+fn check_version(ctl: RawFd) -> CudaResult<&'static Driver<'static>> {
     let mut p = RmApiVersion {
         cmd: u32::from(b'2'),
         reply: 0,
@@ -334,17 +360,18 @@ fn check_version(ctl: RawFd) -> CudaResult<Branch> {
         escape("CHECK_VERSION_STR", ctl, NV_ESC_CHECK_VERSION_STR, &mut p)?;
     }
     let version = CStr::from_bytes_until_nul(&p.version).unwrap_or_default();
-    let branch = Branch::of_version(version.to_str().unwrap_or(""));
-    Ok(branch.ok_or(RmError::UnknownBranch)?)
+    let driver = facts::of(version.to_str().unwrap_or(""));
+    // Once a process, for its whole life.
+    Ok(Box::leak(Box::new(driver.ok_or(RmError::UnknownBranch)?)))
 }
 
 /// Asks for the GPUs, attaches them and finds what belongs together.
-fn attach(ctl: RawFd, client: u32, cards: &[CardInfo], branch: Branch) -> RmResult<Vec<Card>> {
+fn attach(ctl: RawFd, client: u32, cards: &[CardInfo], driver: &Driver<'_>) -> RmResult<Vec<Card>> {
     let mut strings = [[0_u8; 64]; 3];
-    let [driver, version, title] = &mut strings;
+    let [named, version, title] = &mut strings;
     let mut build = BuildVersion {
         size_of_strings: 64,
-        p_driver_version_buffer: pointer(driver),
+        p_driver_version_buffer: pointer(named),
         p_version_buffer: pointer(version),
         p_title_buffer: pointer(title),
         ..BuildVersion::default()
@@ -364,7 +391,7 @@ fn attach(ctl: RawFd, client: u32, cards: &[CardInfo], branch: Branch) -> RmResu
     ask(
         "GPU_GET_PROBED_IDS",
         NV0000_CTRL_CMD_GPU_GET_PROBED_IDS,
-        &mut bytes_of(&mut probed)[..branch.probed_ids_size()],
+        &mut bytes_of(&mut probed)[..control_bytes(driver, NV0000_CTRL_CMD_GPU_GET_PROBED_IDS)],
     )?;
     let ids = probed.gpu_ids.iter().copied();
     let ids: Vec<u32> = ids.take_while(|id| *id != INVALID_GPU_ID).collect();

@@ -35,7 +35,7 @@ impl<'a> Line<'_, 'a> {
         parsed.map_err(|_| self.wrong(format_args!("{text:?} is no number")))
     }
 
-    fn bytes(&self, at: usize) -> Result<usize, Unreadable> {
+    pub(super) fn bytes(&self, at: usize) -> Result<usize, Unreadable> {
         let number = self.number(at)?;
         usize::try_from(number).map_err(|_| self.wrong("too large"))
     }
@@ -116,6 +116,8 @@ pub(super) const UVM: &str =
     "from_tag,to_tag,number,name,params_struct,params_size,field,offset,size";
 pub(super) const ESCAPES: &str = "from_tag,to_tag,number,name";
 pub(super) const CONSTS: &str = "from_tag,to_tag,kind,name,value";
+pub(super) const LATER: &str = "from_tag,to_tag,kind,of,field,offset,size,sources";
+pub(super) const SOURCES: &str = "source,repository,commit,files,how";
 
 pub(super) fn control<'a>(line: &Line<'_, 'a>) -> Result<Control<'a>, Unreadable> {
     let privilege = [

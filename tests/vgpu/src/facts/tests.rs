@@ -25,7 +25,7 @@ fn a_version_between_two_tags_has_what_the_earlier_of_its_branch_says() {
     assert_eq!(driver("580.95.05").tag, "580.65.06");
     assert_eq!(driver("580.142").tag, "580.142");
     assert_eq!(driver("580.159.04").tag, "580.142");
-    for unknown in ["580.64.01", "530.30.02", "600.1", "610.43.02", "x"] {
+    for unknown in ["580.64.01", "530.30.02", "600.1", "700.1", "x"] {
         assert_eq!(of(unknown), None, "{unknown}");
     }
 }
@@ -134,5 +134,80 @@ fn abi_statuses_are_the_same_in_every_version() {
         for (name, status) in Status::ALL {
             assert_eq!(driver.consts[name], u64::from(status.0), "{tag} {name}");
         }
+    }
+}
+
+#[test]
+fn abi_a_later_branch_is_the_last_one_but_for_what_is_known_of_it() {
+    let sizes = |version: &str| {
+        let driver = driver(version);
+        let field = |of: &str, field: &str| driver.field(of, field).map(|place| place.offset);
+        (
+            driver.classes[&0xc86f].size,
+            field("NV_CHANNEL_ALLOC_PARAMS", "engineType"),
+            field("NV_CHANNEL_ALLOC_PARAMS", "instanceMem.size"),
+            driver.classes[&0xa06c].size,
+            driver.controls[&0x2080_0102].size,
+        )
+    };
+    assert_eq!(sizes("595.45.04"), (368, Some(128), Some(152), 20, 564));
+    assert_eq!(sizes("610.57.04"), (376, Some(136), Some(160), 20, 580));
+    assert_eq!(sizes("615.71.09"), (376, Some(136), Some(160), 28, 580));
+    assert_eq!(sizes("620.06.00"), (376, Some(136), Some(160), 20, 564));
+}
+
+#[test]
+fn abi_an_invented_driver_is_the_same_for_the_same_number_and_keeps_what_no_branch_changed() {
+    let known = driver("615.71.09");
+    let mut others = 0;
+    for seed in 0..200 {
+        let invented = driver(&format!("999.{seed}"));
+        assert_eq!(invented, driver(&format!("999.{seed}")));
+        for name in [
+            "NVOS21_PARAMETERS",
+            "NVOS64_PARAMETERS",
+            "NV0080_ALLOC_PARAMETERS",
+        ] {
+            assert_eq!(invented.structs[name], known.structs[name]);
+        }
+        assert_eq!(invented.uvm, known.uvm);
+        let channel = &invented.structs["NV_CHANNEL_ALLOC_PARAMS"];
+        let mut places: Vec<_> = channel.fields.values().collect();
+        places.sort_by_key(|place| place.offset);
+        assert!(
+            places
+                .iter()
+                .all(|place| place.offset + place.size <= channel.size)
+        );
+        let inner =
+            channel.fields["instanceMem.size"].offset - channel.fields["instanceMem"].offset;
+        assert_eq!(inner, 8);
+        others += usize::from(channel.fields["engineType"].offset != 128);
+        let list = "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS";
+        assert_eq!(invented.structs[list], known.structs[list]);
+        assert_ne!(
+            driver(&format!("998.{seed}")).structs[list],
+            known.structs[list]
+        );
+    }
+    assert!(others > 190, "{others}");
+}
+
+#[test]
+fn abi_a_row_that_names_nobody_or_runs_backwards_is_refused_with_its_line() {
+    let head = TABLES.later.lines().next().unwrap();
+    for row in [
+        "610.43.02,610.57.04,struct,X,,,4,nobody",
+        "610.57.04,610.43.02,struct,X,,,4,gvisor",
+        "610.43.02,610.57.04,thing,X,,,4,gvisor",
+        "610.43.02,610.57.04,struct,X,,,four,gvisor",
+    ] {
+        let text = format!("{head}\n{row}\n");
+        let tables = Tables {
+            later: &text,
+            ..TABLES
+        };
+        let refused = Facts::read(&tables).expect_err(row);
+        assert_eq!((refused.table, refused.line), ("later.csv", 2), "{row}");
     }
 }

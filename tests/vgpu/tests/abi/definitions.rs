@@ -28,7 +28,10 @@ impl Definition {
             "rm::FbInfoV2" => Some(branch.fb_info_size()),
             "rm::Virtualization" => Some(branch.virtualization_size()),
             "rm::ConfidentialCapabilities" => Some(branch.capabilities_size()),
-            "rm::ChannelAlloc" => Some(branch.channel_alloc_size()),
+            "rm::ChannelAlloc" => {
+                Some(branch.channel_alloc_size()).filter(|_| branch != Branch::B610)
+            }
+            "rm::ChannelAlloc610" => whole(branch == Branch::B610),
             "rm::MemoryAlloc" => Some(branch.memory_alloc_size()),
             "rm::VaspaceAlloc" => Some(branch.vaspace_alloc_size()),
             "uvm::UvmUnregisterChannel" | "uvm::UvmUnregisterChannel590" => {
@@ -122,6 +125,9 @@ fn of_rm() -> Vec<Definition> {
     }
     rm::ChannelAlloc: "NV_CHANNEL_ALLOC_PARAMS" {
         h_object_error: "hObjectError", h_object_buffer: "hObjectBuffer", gp_fifo_offset: "gpFifoOffset", gp_fifo_entries: "gpFifoEntries", flags: "flags", h_context_share: "hContextShare", h_va_space: "hVASpace", h_userd_memory: "hUserdMemory", userd_offset: "userdOffset", engine_type: "engineType", cid: "cid", sub_device_id: "subDeviceId", h_object_ecc_error: "hObjectEccError", instance_mem: "instanceMem", userd_mem: "userdMem", ramfc_mem: "ramfcMem", mthdbuf_mem: "mthdbufMem", h_phys_channel_group: "hPhysChannelGroup", internal_flags: "internalFlags", error_notifier_mem: "errorNotifierMem", ecc_error_notifier_mem: "eccErrorNotifierMem", process_id: "ProcessID", sub_process_id: "SubProcessID", encrypt_iv: "encryptIv", decrypt_iv: "decryptIv", hmac_nonce: "hmacNonce", tpc_config_id: "tpcConfigID",
+    }
+    rm::ChannelAlloc610: "NV_CHANNEL_ALLOC_PARAMS" {
+        h_object_error: "hObjectError", h_object_buffer: "hObjectBuffer", gp_fifo_offset: "gpFifoOffset", gp_fifo_entries: "gpFifoEntries", flags: "flags", h_context_share: "hContextShare", h_va_space: "hVASpace", h_handle_va_space: "hHandleVASpace", h_userd_memory: "hUserdMemory", userd_offset: "userdOffset", engine_type: "engineType", cid: "cid", sub_device_id: "subDeviceId", h_object_ecc_error: "hObjectEccError", instance_mem: "instanceMem", userd_mem: "userdMem", ramfc_mem: "ramfcMem", mthdbuf_mem: "mthdbufMem", h_phys_channel_group: "hPhysChannelGroup", internal_flags: "internalFlags", error_notifier_mem: "errorNotifierMem", ecc_error_notifier_mem: "eccErrorNotifierMem", process_id: "ProcessID", sub_process_id: "SubProcessID", encrypt_iv: "encryptIv", decrypt_iv: "decryptIv", hmac_nonce: "hmacNonce", tpc_config_id: "tpcConfigID",
     }
     rm::MemoryAlloc: "NV_MEMORY_ALLOCATION_PARAMS" {
         owner: "owner", kind: "type", flags: "flags", width: "width", height: "height", pitch: "pitch", attr: "attr", attr2: "attr2", format: "format", compr_covg: "comprCovg", zcull_covg: "zcullCovg", range_lo: "rangeLo", range_hi: "rangeHi", size: "size", alignment: "alignment", offset: "offset", limit: "limit", address: "address", ctag_offset: "ctagOffset", h_va_space: "hVASpace", internal_flags: "internalflags", tag: "tag", numa_node: "numaNode",

@@ -2,13 +2,15 @@
 //! field, every number, every class, in every version. A definition that nobody compares fails, too.
 
 mod definitions;
+mod later;
+mod layouts;
 
 use definitions::Definition;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use tidegate_abi::class::{self, Engine};
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::{Branch, Layout};
 use tidegate_device::{ApiLock, GpuLock, Needs, Patch};
 use tidegate_vgpu::facts::{self, Api, Driver, Facts, Gpus, Struct, TABLES, Tables};
 
@@ -261,7 +263,7 @@ fn judge(tables: &Tables<'_>) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
     let mut versions = 0;
-    for tag in facts.tags() {
+    for tag in facts.tags().chain(facts.later_tags()) {
         let driver = facts.of(tag).unwrap();
         let Some(branch) = Branch::of_version(tag) else {
             continue;
@@ -270,7 +272,7 @@ fn judge(tables: &Tables<'_>) -> Vec<String> {
         for definition in definitions::all() {
             wrong.extend(judge_struct(&definition, &driver, branch));
         }
-        wrong.extend(judge_classes(&driver));
+        wrong.extend(judge_classes(&driver, branch));
         wrong.extend(judge_functions(&driver, branch));
         for (name, ours) in numbers() {
             if NOT_THE_DRIVERS.contains(&name) || name.starts_with("ALL") {
@@ -297,7 +299,7 @@ fn judge(tables: &Tables<'_>) -> Vec<String> {
 }
 
 /// What the classes of one version are taken for.
-fn judge_classes(driver: &Driver<'_>) -> Vec<String> {
+fn judge_classes(driver: &Driver<'_>, branch: Branch) -> Vec<String> {
     let mut wrong = Vec::new();
     for (number, found) in &driver.classes {
         let expected = match found.internal {
@@ -316,7 +318,7 @@ fn judge_classes(driver: &Driver<'_>) -> Vec<String> {
                 found.name
             ));
         }
-        let needed = tidegate_core::rm::needed(*number);
+        let needed = tidegate_core::rm::needed(Layout::Known(branch), *number);
         if needed > found.size {
             wrong.push(format!(
                 "{} {number:#x}: {needed} bytes are read of {}",
@@ -410,10 +412,8 @@ fn abi_no_struct_is_left_out_of_the_comparison() {
 /// P-EQUIPMENT-2: what the driver is comes from its own headers.
 #[test]
 fn abi_every_branch_is_the_one_of_its_versions() {
-    let known: BTreeSet<Branch> = facts::facts()
-        .tags()
-        .filter_map(Branch::of_version)
-        .collect();
+    let tags = facts::facts().tags().chain(facts::facts().later_tags());
+    let known: BTreeSet<Branch> = tags.filter_map(Branch::of_version).collect();
     assert_eq!(known, Branch::ALL.into_iter().collect());
     for tag in facts::facts().tags() {
         let number = tag.split('.').next().unwrap();
@@ -425,7 +425,10 @@ fn abi_every_branch_is_the_one_of_its_versions() {
     // Of its developer series 535.43.08 has the later layout; that is not in the tables.
     assert_eq!(Branch::of_version("535.43.02"), Some(Branch::B535First));
     assert_eq!(Branch::of_version("535.43.08"), Some(Branch::B535));
-    assert_eq!(Branch::of_version("610.43.02"), None);
+    for unknown in ["615.71.09", "620.06.00", "999.01"] {
+        assert_eq!(Branch::of_version(unknown), None);
+        assert_eq!(Layout::of_version(unknown), Some(Layout::ByAnswers));
+    }
 }
 
 /// One line of a table, changed.

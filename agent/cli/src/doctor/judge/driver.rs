@@ -3,7 +3,7 @@
 use super::view::{View, count};
 use crate::doctor::check::Check;
 use crate::doctor::facts::Found;
-use tidegate_abi::rm::Branch;
+use tidegate_abi::rm::Layout;
 use tidegate_agent::channels::level::{self, Choice};
 use tidegate_agent::config::Level;
 use tidegate_driver_patch::{State, branches};
@@ -85,12 +85,13 @@ fn version(view: &View<'_>) -> Check {
         )
     } else if note.is_empty() {
         Check::pass(ID, found)
-    } else if Branch::of_version(version).is_some() {
+    } else if Layout::of_version(version).is_some() {
         Check::warn(ID, format!("{found}; {note}"))
             .remedy("none, if channel-level is well: each agent tries the control before it serves")
     } else {
-        Check::warn(ID, format!("{found}; {note}"))
-            .remedy("use a driver of a known branch; until then launches are gated, not channels")
+        Check::warn(ID, format!("{found}; {note}")).remedy(
+            "look at the driver's installation; until then launches are gated, not channels",
+        )
     }
 }
 
@@ -382,9 +383,13 @@ mod tests {
         assert_eq!(result, Warn);
         assert!(text.contains("not a version that was tested"), "{text}");
         assert!(text.contains("tries the control"), "{text}");
-        let (result, text) = with("610.43.02");
+        let (result, text) = with("615.71.09");
         assert_eq!(result, Warn);
-        assert!(text.contains("no known branch"), "{text}");
+        assert!(text.contains("unknown branch"), "{text}");
+        assert!(text.contains("tries the control"), "{text}");
+        let (result, text) = with("nightly");
+        assert_eq!(result, Warn);
+        assert!(text.contains("which is none"), "{text}");
         assert!(text.contains("launches are gated"), "{text}");
     }
 

@@ -9,7 +9,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate_abi::class::NV01_MEMORY_LOCAL_USER;
 use tidegate_abi::cuda::CUresult;
-use tidegate_abi::rm::MemoryAlloc;
 use tidegate_abi::uvm::{
     UVM_CREATE_EXTERNAL_RANGE, UVM_FREE, UVM_MAP_EXTERNAL_ALLOCATION, UvmCreateExternalRange,
     UvmFree, UvmFree590, UvmGpuMappingAttributes, UvmMapExternalAllocation,
@@ -22,7 +21,7 @@ use crate::gpu::Gpu;
 use crate::handle::Pinned;
 use crate::locks;
 use crate::result::CudaResult;
-use crate::rm::{self, RmResult, bytes_of};
+use crate::rm::{self, RmResult, uvm_bytes};
 
 /// Unit of device memory objects and of address reservations.
 pub const PAGE: u64 = 2 << 20;
@@ -244,17 +243,15 @@ pub fn release(base: u64, bytes: u64) {
 
 /// Allocates `bytes` of memory of `gpu` as an RM object.
 pub fn create_object(gpu: &Gpu, bytes: u64) -> RmResult<u32> {
-    let mut p = MemoryAlloc {
-        owner: gpu.rm.client,
-        size: bytes,
-        alignment: PAGE,
-        ..MemoryAlloc::default()
-    };
-    gpu.rm.alloc(
+    gpu.rm.alloc_with(
         "alloc device memory",
         gpu.device,
         NV01_MEMORY_LOCAL_USER,
-        &mut bytes_of(&mut p)[..gpu.rm.branch.memory_alloc_size()],
+        |layout, parameters| {
+            layout.put_word(parameters, "owner", gpu.rm.client);
+            layout.put_long(parameters, "size", bytes);
+            layout.put_long(parameters, "alignment", PAGE);
+        },
     )
 }
 
@@ -276,7 +273,8 @@ pub fn create_range(gpu: &Gpu, base: u64, bytes: u64) -> RmResult {
 
 /// Maps `object` from `offset` over `[base, base + bytes)`.
 pub fn map(gpu: &Gpu, base: u64, bytes: u64, object: u32, offset: u64) -> RmResult {
-    if gpu.rm.branch.uvm_map_gpus() == 32 {
+    let narrow = size_of::<UvmMapExternalAllocation<32>>();
+    if uvm_bytes(gpu.rm.driver, UVM_MAP_EXTERNAL_ALLOCATION) == narrow {
         map_as::<32>(gpu, base, bytes, object, offset)
     } else {
         map_as::<256>(gpu, base, bytes, object, offset)
@@ -313,7 +311,7 @@ fn map_as<const GPUS: usize>(
 
 /// Ends the range at `base` and what is mapped there.
 pub fn free_range(gpu: &Gpu, base: u64, bytes: u64) -> RmResult {
-    if gpu.rm.branch.uvm_free_size() == size_of::<UvmFree590>() {
+    if uvm_bytes(gpu.rm.driver, UVM_FREE) == size_of::<UvmFree590>() {
         let mut p = UvmFree590 {
             base,
             ..UvmFree590::default()

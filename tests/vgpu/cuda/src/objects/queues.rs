@@ -11,8 +11,7 @@ use tidegate_abi::class::{
 };
 use tidegate_abi::cuda::CUresult;
 use tidegate_abi::rm::{
-    ChannelAlloc, ChannelGroupAlloc, CtxShareAlloc, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
-    NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, WorkSubmitToken,
+    NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN, WorkSubmitToken,
 };
 use tidegate_abi::uvm::{
     UVM_REGISTER_CHANNEL, UVM_UNREGISTER_CHANNEL, UvmRegisterChannel, UvmUnregisterChannel,
@@ -24,7 +23,7 @@ use crate::channel::{Channel, Mapped};
 use crate::driver;
 use crate::gpu::{Gpu, Space};
 use crate::result::CudaResult;
-use crate::rm::{self, RmResult, bytes_of};
+use crate::rm::{self, RmResult, bytes_of, control_bytes, uvm_bytes};
 
 /// Copy groups of a context, and channels of each. The driver's library makes about forty channels a
 /// context with the default of eight connections; how they are parted waits for a look at a GPU.
@@ -51,27 +50,21 @@ impl Group {
         lost: &Arc<AtomicI32>,
     ) -> CudaResult<Self> {
         let rm = &gpu.rm;
-        let mut p = ChannelGroupAlloc {
-            h_va_space: space.vaspace,
-            engine_type: engine,
-            ..ChannelGroupAlloc::default()
-        };
-        let tsg = rm.alloc(
+        let tsg = rm.alloc_with(
             "alloc TSG",
             gpu.device,
             KEPLER_CHANNEL_GROUP_A,
-            bytes_of(&mut p),
+            |layout, bytes| {
+                layout.put_word(bytes, "hVASpace", space.vaspace);
+                layout.put_word(bytes, "engineType", engine);
+            },
         )?;
         let share = if engine == ENGINE_TYPE_GR0 {
-            let mut p = CtxShareAlloc {
-                h_va_space: space.vaspace,
-                ..CtxShareAlloc::default()
-            };
-            rm.alloc(
+            rm.alloc_with(
                 "alloc context share",
                 tsg,
                 FERMI_CONTEXT_SHARE_A,
-                bytes_of(&mut p),
+                |layout, bytes| layout.put_word(bytes, "hVASpace", space.vaspace),
             )?
         } else {
             0
@@ -84,14 +77,10 @@ impl Group {
         for _ in 0..count {
             group.add(gpu, space, engine, share, lost)?;
         }
-        let mut schedule = [0_u8; 4];
+        let command = NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
+        let mut schedule = vec![0_u8; control_bytes(rm.driver, command)];
         schedule[0] = 1;
-        rm.control(
-            "GPFIFO_SCHEDULE",
-            tsg,
-            NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
-            &mut schedule[..rm.branch.schedule_size()],
-        )?;
+        rm.control("GPFIFO_SCHEDULE", tsg, command, &mut schedule)?;
         Ok(group)
     }
 
@@ -106,18 +95,17 @@ impl Group {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let rm = &gpu.rm;
         let semaphores = driver::semaphores()?;
-        let mut p = ChannelAlloc {
-            h_object_buffer: semaphores.object,
-            gp_fifo_entries: ENTRIES as u32,
-            h_context_share: share,
-            h_va_space: if share == 0 { space.vaspace } else { 0 },
-            ..ChannelAlloc::default()
-        };
-        let channel = rm.alloc(
+        let own_space = if share == 0 { space.vaspace } else { 0 };
+        let channel = rm.alloc_with(
             "alloc channel",
             self.tsg,
             HOPPER_CHANNEL_GPFIFO_A,
-            &mut bytes_of(&mut p)[..rm.branch.channel_alloc_size()],
+            |layout, bytes| {
+                layout.put_word(bytes, "hObjectBuffer", semaphores.object);
+                layout.put_word(bytes, "gpFifoEntries", ENTRIES as u32);
+                layout.put_word(bytes, "hContextShare", share);
+                layout.put_word(bytes, "hVASpace", own_space);
+            },
         )?;
         for object in objects(engine) {
             rm.alloc("alloc engine object", channel, *object, &mut [])?;
@@ -184,7 +172,7 @@ fn objects(engine: u32) -> &'static [u32] {
 fn unregister(gpu: &Gpu, channel: u32) -> RmResult {
     let rm = &gpu.rm;
     let what = "UVM_UNREGISTER_CHANNEL";
-    if rm.branch.uvm_unregister_channel_size() == size_of::<UvmUnregisterChannel590>() {
+    if uvm_bytes(rm.driver, UVM_UNREGISTER_CHANNEL) == size_of::<UvmUnregisterChannel590>() {
         let mut p = UvmUnregisterChannel590 {
             h_client: rm.client,
             h_channel: channel,
