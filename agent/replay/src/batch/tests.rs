@@ -301,7 +301,7 @@ fn a_request_of_low_priority_comes_last_and_leaves_first() {
     };
     let mut batch = Batch::new(Cost::Fit(LLAMA_3_1_8B), limits, Batching::Mixed, store);
     let mut order = Vec::new();
-    let mut step = |batch: &mut Batch, order: &mut Vec<Progress>| {
+    let step = |batch: &mut Batch, order: &mut Vec<Progress>| {
         let begun = batch.start().is_some();
         batch.finish(|progress| order.push(progress));
         begun
