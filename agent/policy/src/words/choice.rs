@@ -21,7 +21,7 @@ pub struct Choice {
 pub struct Pick {
     /// Which.
     pub stripe: StripeId,
-    /// What its chooser saw as its cost when it was chosen; its marginal token cost for [`Greedy`].
+    /// What its chooser saw as its cost when it was chosen; its marginal token cost for [`crate::select::Greedy`].
     pub key: u64,
     /// Tokens of the requests that it hit and no earlier pick had.
     pub extra: Tokens,

@@ -25,7 +25,7 @@ pub(super) fn run(spec: &Spec, cap: u32, alone: &Alone) -> Outcome {
     let requests = spec.online.trace.requests();
     let mut outcome = Outcome {
         requests: requests.iter().map(arrived).collect(),
-        cooldown: alone.outcome.cooldown.clone(),
+        cooldown: alone.outcome.cooldown,
         ..Outcome::default()
     };
     let mut engine = engine(spec);
