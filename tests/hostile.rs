@@ -559,11 +559,11 @@ fn no_name_steers_the_terminal_of_whoever_looks() {
     let pid = offline.process.pid().to_string();
     let shown: [(&[&str], &str); 6] = [
         (&["status"], "e?[2Jx?"),
-        (&["events"], "b?]0;t??FORGED ?"),
+        (&["events"], "b?]0;t??FORGED \\u{202e}"),
         (&["hooks"], "e?[2Jx?"),
         (&["top", "--once"], "e?[2Jx?"),
         (&["explain", "pid", &pid], "e?[2Jx?"),
-        (&["pause"], "b?]0;t??FORGED ?"),
+        (&["pause"], "b?]0;t??FORGED \\u{202e}"),
     ];
     for (args, name) in shown {
         let output = node.tidegate(args);

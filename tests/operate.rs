@@ -449,8 +449,10 @@ fn states(node: &Node) -> Vec<(String, String)> {
 /// P-OPERATE-22: what an operator held stays held over crashes of the agent, until he lets it go.
 #[test]
 fn a_drain_and_a_pause_outlast_the_agent() {
-    /// Launches that a program has under way at once, which no order takes back, and one that is just being made.
-    const QUEUED: usize = 5;
+    const CRASHES: usize = 3;
+    /// Launches that a program has under way at once, and one that is just being made. No order takes them back, and who
+    /// finds no agent for a second enables its channels itself: they run after each crash at most, and no other does.
+    const QUEUED: usize = 5 * (CRASHES + 1);
     let mut node = Node::new(&["--gpus", "2"], FIXED);
     let (mut night, mut day) = (offline(&node, "night", 0), offline(&node, "day", 1));
     night.running();
@@ -462,20 +464,21 @@ fn a_drain_and_a_pause_outlast_the_agent() {
     assert!(run(&node, &["pause", "night"]).contains("night"));
     watch::wait_all(&node, &pids[..1], true);
     let held = clock::monotonic_ns();
-    for _ in 0..3 {
+    for _ in 0..CRASHES {
         crash(&mut node, &pids);
         let since = clock::monotonic_ns();
         wait_finished(&node, &pids[1..], 20, since);
         wait_so("the pause to be in force", || {
-            states(&node)[1] == ("night".to_owned(), "paused".to_owned())
+            states(&node).contains(&("night".to_owned(), "paused".to_owned()))
         });
     }
-    assert!(finished(&node, pids[0], held) <= QUEUED);
+    let ran = finished(&node, pids[0], held);
+    assert!(ran <= QUEUED, "{ran}");
     // It holds for the job, not for the processes that it had.
     drop(night);
     let mut again = offline(&node, "night", 0);
     wait_so("the job to be paused from its first moment on", || {
-        states(&node)[1] == ("night".to_owned(), "paused".to_owned())
+        states(&node).contains(&("night".to_owned(), "paused".to_owned()))
     });
     let pids = [again.process.pid(), pids[1]];
     assert_eq!(finished(&node, pids[0], 0), 0);
@@ -486,7 +489,7 @@ fn a_drain_and_a_pause_outlast_the_agent() {
     watch::wait_all(&node, &pids, true);
     let held = clock::monotonic_ns();
     let by = status(&node)["drained"].clone();
-    for _ in 0..3 {
+    for _ in 0..CRASHES {
         crash(&mut node, &pids);
         assert_eq!(status(&node)["drained"], by);
         wait_so("both to be held", || {
@@ -494,7 +497,8 @@ fn a_drain_and_a_pause_outlast_the_agent() {
         });
     }
     assert!(table(&node).contains("until `tidegate undrain`; since 20"));
-    assert!(finished(&node, pids[0], held) + finished(&node, pids[1], held) <= 2 * QUEUED);
+    let ran = pids.map(|pid| finished(&node, pid, held));
+    assert!(ran.iter().all(|ran| *ran <= QUEUED), "{ran:?}");
 
     // A file that says nothing holds what it may have held.
     let file = node.run_dir().join("operator.json");

@@ -232,7 +232,7 @@ mod tests {
         assert!(orders.jobs.is_empty() && orders.all_paused.is_none());
     }
 
-    /// P-OPERATE-5: what cannot be read counts as a drain, and stays where it is.
+    /// P-OPERATE-22: what cannot be read counts as a drain, and stays where it is.
     #[test]
     fn a_file_that_cannot_be_read_drains_the_node() {
         let dir = Dir::new("orders-unread");

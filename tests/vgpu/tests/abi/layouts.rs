@@ -342,7 +342,7 @@ fn abi_a_layout_that_is_taken_for_a_known_one_is_misread() {
     assert!(seen > 25, "{seen}");
 }
 
-/// P-GATE-12: every known branch is read as it is.
+/// P-GATE-23: every known branch is read as it is.
 #[test]
 fn abi_every_known_branch_is_read_as_it_is() {
     for version in [

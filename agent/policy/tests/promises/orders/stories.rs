@@ -500,13 +500,8 @@ fn a_job_that_was_steered_before_it_came_obeys_from_its_first_step() {
         bench.attach_offline(SessionId(11), free, GpuSet::first(1));
         bench.pass(10 * COOLDOWN);
         bench.answer_all();
-        let opened = |job| Effect::OpenLaunchGate { job };
-        let seen = |job| {
-            bench
-                .effects
-                .iter()
-                .any(|(_, effect)| *effect == opened(job))
-        };
+        let enables = |effect: &Effect, job| matches!(effect, Effect::Enable { order, .. } if order.job == job);
+        let seen = |job| bench.effects.iter().any(|(_, effect)| enables(effect, job));
         assert_eq!(state(&bench, paused), Some(true));
         assert!(seen(free) && !seen(paused), "{all}: {:?}", bench.effects);
         bench.send(Event::Resume { job: Some(paused) });
