@@ -294,7 +294,7 @@ fn a_history_that_cannot_be_kept_stops_nothing_and_is_kept_again_when_it_can() {
             .then_some(())
     });
     assert_eq!(
-        log().matches("takes nothing for now").count(),
+        log().matches("cannot write the history for now").count(),
         1,
         "said once"
     );
@@ -358,7 +358,8 @@ fn a_full_file_system_under_the_run_directory_and_the_history_stops_nothing_and_
     let config = keeping(&run_dir.join("history.ring"));
     let complaints = |node: &Node| {
         let log = std::fs::read_to_string(node.agent_log()).expect("a log");
-        log.matches("takes nothing for now: No space left").count()
+        log.matches("cannot write the history for now: No space left")
+            .count()
     };
     node.start_agent(&config);
     let mut offline = Offline::start(&node, 1_000_000, &[0]);
