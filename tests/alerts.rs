@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tidegate_tests::TempDir;
 
-const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/monitoring/alerts.yml");
+const RULES: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../scripts/monitoring/alerts.yml"
+);
 /// When the fault begins, min.
 const BEGINS: u32 = 30;
 
@@ -20,7 +23,11 @@ const HEALTHY: [(&str, i64, i64); 28] = [
     (BUCKET_SLOW, 0, 60),
     (BUCKET_ALL, 0, 60),
     ("tidegate_preemptions_per_request_count{gpu=\"0\"}", 0, 6),
-    ("tidegate_preemptions_per_request_bucket{gpu=\"0\",le=\"1.0\"}", 0, 6),
+    (
+        "tidegate_preemptions_per_request_bucket{gpu=\"0\",le=\"1.0\"}",
+        0,
+        6,
+    ),
     ("tidegate_channel_disabled_seconds{gpu=\"0\"}", 1, 0),
     ("tidegate_job_throughput_ratio{offline_job=\"7\"}", 9, 0),
     ("tidegate_job_sla_ratio{offline_job=\"7\"}", 5, 0),
@@ -36,16 +43,27 @@ const HEALTHY: [(&str, i64, i64); 28] = [
     ("tidegate_build_info{level=\"l1_agent\"}", 1, 0),
     ("tidegate_late_turns_total{}", 0, 0),
     ("tidegate_pressure_events_total{gpu=\"0\"}", 0, 1),
-    ("tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"memory\"}", 1, 0),
-    ("tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"preemption\"}", 1, 0),
+    (
+        "tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"memory\"}",
+        1,
+        0,
+    ),
+    (
+        "tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"preemption\"}",
+        1,
+        0,
+    ),
     ("tidegate_slo_allowed_ratio{gpu=\"0\",slo=\"tpot\"}", 5, 0),
     ("tidegate_control_denied_total{method=\"Drain\"}", 0, 0),
     ("tidegate_history_lost_total{}", 0, 0),
     ("tidegate_events_lost_total{}", 0, 0),
 ];
-const BUCKET_FAST: &str = "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"0.0005\"}";
-const BUCKET_SLOW: &str = "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"0.01\"}";
-const BUCKET_ALL: &str = "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"+Inf\"}";
+const BUCKET_FAST: &str =
+    "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"0.0005\"}";
+const BUCKET_SLOW: &str =
+    "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"0.01\"}";
+const BUCKET_ALL: &str =
+    "tidegate_preempt_latency_seconds_bucket{gpu=\"0\",UUID=\"GPU-1\",le=\"+Inf\"}";
 const IGNORED: &str = "tidegate_clients{role=\"ignore\",state=\"attached\"}";
 const PUBLISHED: &str = "node_textfile_mtime_seconds{file=\"/var/lib/x/tidegate-publish.prom\"}";
 const GATED_ONLY: &str = "tidegate_build_info{level=\"l5_launch_gate\"}";
@@ -58,32 +76,98 @@ type Change = (&'static str, Option<(i64, i64)>);
 /// An alert, and the fault that it is for.
 const FAULTS: [Fault; 21] = [
     ("TidegateAgentGone", &[]),
-    ("TidegateAgentRestarts", &[("tidegate_agent_generation{}", Some((3, 1)))]),
+    (
+        "TidegateAgentRestarts",
+        &[("tidegate_agent_generation{}", Some((3, 1)))],
+    ),
     ("TidegatePreemptionSlow", &[(BUCKET_FAST, Some((1_800, 0)))]),
     (
         "TidegateRequestPreemptedTwice",
-        &[("tidegate_preemptions_per_request_bucket{gpu=\"0\",le=\"1.0\"}", Some((180, 3)))],
+        &[(
+            "tidegate_preemptions_per_request_bucket{gpu=\"0\",le=\"1.0\"}",
+            Some((180, 3)),
+        )],
     ),
-    ("TidegateOfflineGatedLong", &[("tidegate_channel_disabled_seconds{gpu=\"0\"}", Some((300, 60)))]),
-    ("TidegateJobBelowSla", &[("tidegate_job_throughput_ratio{offline_job=\"7\"}", Some((2, 0)))]),
+    (
+        "TidegateOfflineGatedLong",
+        &[(
+            "tidegate_channel_disabled_seconds{gpu=\"0\"}",
+            Some((300, 60)),
+        )],
+    ),
+    (
+        "TidegateJobBelowSla",
+        &[(
+            "tidegate_job_throughput_ratio{offline_job=\"7\"}",
+            Some((2, 0)),
+        )],
+    ),
     ("TidegatePlacementSilent", &[(PUBLISHED, Some((1_800, 0)))]),
-    ("TidegateDisableFailed", &[("tidegate_disables_failed_total{}", Some((0, 1)))]),
-    ("TidegateIssueStalled", &[("tidegate_issue_stalls_total{}", Some((0, 1)))]),
-    ("TidegateUnmanagedClients", &[("tidegate_unmanaged_clients{}", Some((2, 0)))]),
-    ("TidegateRoleRefused", &[("tidegate_refused_roles{}", Some((1, 0)))]),
+    (
+        "TidegateDisableFailed",
+        &[("tidegate_disables_failed_total{}", Some((0, 1)))],
+    ),
+    (
+        "TidegateIssueStalled",
+        &[("tidegate_issue_stalls_total{}", Some((0, 1)))],
+    ),
+    (
+        "TidegateUnmanagedClients",
+        &[("tidegate_unmanaged_clients{}", Some((2, 0)))],
+    ),
+    (
+        "TidegateRoleRefused",
+        &[("tidegate_refused_roles{}", Some((1, 0)))],
+    ),
     ("TidegateProcessIgnored", &[(IGNORED, Some((1, 0)))]),
-    ("TidegateConfigRefused", &[("tidegate_config_refused{}", Some((1, 0)))]),
-    ("TidegateDrained", &[("tidegate_drained{}", Some((1, 0))), ("tidegate_jobs{state=\"paused\"}", Some((3, 0)))]),
-    ("TidegateJobPaused", &[("tidegate_jobs{state=\"paused\"}", Some((1, 0)))]),
-    ("TidegateLaunchGateOnly", &[("tidegate_build_info{level=\"l1_agent\"}", None), (GATED_ONLY, Some((1, 0)))]),
-    ("TidegateControlLate", &[("tidegate_late_turns_total{}", Some((0, 1)))]),
-    ("TidegateMemoryPressure", &[("tidegate_pressure_events_total{gpu=\"0\"}", Some((30, 30)))]),
+    (
+        "TidegateConfigRefused",
+        &[("tidegate_config_refused{}", Some((1, 0)))],
+    ),
+    (
+        "TidegateDrained",
+        &[
+            ("tidegate_drained{}", Some((1, 0))),
+            ("tidegate_jobs{state=\"paused\"}", Some((3, 0))),
+        ],
+    ),
+    (
+        "TidegateJobPaused",
+        &[("tidegate_jobs{state=\"paused\"}", Some((1, 0)))],
+    ),
+    (
+        "TidegateLaunchGateOnly",
+        &[
+            ("tidegate_build_info{level=\"l1_agent\"}", None),
+            (GATED_ONLY, Some((1, 0))),
+        ],
+    ),
+    (
+        "TidegateControlLate",
+        &[("tidegate_late_turns_total{}", Some((0, 1)))],
+    ),
+    (
+        "TidegateMemoryPressure",
+        &[("tidegate_pressure_events_total{gpu=\"0\"}", Some((30, 30)))],
+    ),
     (
         "TidegateSloSpent",
-        &[("tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"memory\"}", Some((6, 0)))],
+        &[(
+            "tidegate_online_delay_ratio{gpu=\"0\",slo=\"tpot\",cause=\"memory\"}",
+            Some((6, 0)),
+        )],
     ),
-    ("TidegateCallsRefused", &[("tidegate_control_denied_total{method=\"Drain\"}", Some((0, 5)))]),
-    ("TidegateRecordsLost", &[("tidegate_events_lost_total{}", Some((0, 1)))]),
+    (
+        "TidegateCallsRefused",
+        &[(
+            "tidegate_control_denied_total{method=\"Drain\"}",
+            Some((0, 5)),
+        )],
+    ),
+    (
+        "TidegateRecordsLost",
+        &[("tidegate_events_lost_total{}", Some((0, 1)))],
+    ),
 ];
 
 /// `series` of a node, as promtool reads it.
@@ -112,7 +196,11 @@ fn node(name: &str, fault: Option<&Fault>, length: u32) -> Vec<Value> {
             None => line(begin, gain, length),
             Some((_, None)) => format!("{} stale", line(begin, gain, BEGINS)),
             Some((_, Some((begun, gains)))) => {
-                format!("{} {}", line(begin, gain, BEGINS), line(*begun, *gains, length - BEGINS))
+                format!(
+                    "{} {}",
+                    line(begin, gain, BEGINS),
+                    line(*begun, *gains, length - BEGINS)
+                )
             }
         };
         if change.is_none() && gone && by_agent {
@@ -120,10 +208,16 @@ fn node(name: &str, fault: Option<&Fault>, length: u32) -> Vec<Value> {
         }
         all.push(series(known, name, &values));
     }
-    let new = changes.iter().filter(|(changed, _)| !HEALTHY.iter().any(|(known, ..)| known == changed));
+    let new = changes
+        .iter()
+        .filter(|(changed, _)| !HEALTHY.iter().any(|(known, ..)| known == changed));
     for (changed, value) in new {
         let (begin, gain) = value.expect("it says something");
-        all.push(series(changed, name, &format!("_x{BEGINS} {}", line(begin, gain, length - BEGINS))));
+        all.push(series(
+            changed,
+            name,
+            &format!("_x{BEGINS} {}", line(begin, gain, length - BEGINS)),
+        ));
     }
     all
 }
@@ -131,7 +225,8 @@ fn node(name: &str, fault: Option<&Fault>, length: u32) -> Vec<Value> {
 /// A test of promtool: `count` nodes, of which the second has `fault`.
 fn case(fault: Option<&Fault>, count: usize) -> Value {
     // A drain and a pause are told of after half a day; an agent that is gone is no longer then.
-    let long = fault.is_some_and(|(alert, _)| ["TidegateDrained", "TidegateJobPaused"].contains(alert));
+    let long =
+        fault.is_some_and(|(alert, _)| ["TidegateDrained", "TidegateJobPaused"].contains(alert));
     let asked = BEGINS + if long { 12 * 60 + 10 } else { 75 };
     let names: Vec<_> = (0..count).map(|number| format!("n{number}:9464")).collect();
     let ill = count.min(2) - 1;
@@ -156,7 +251,10 @@ fn case(fault: Option<&Fault>, count: usize) -> Value {
 #[test]
 fn each_alert_fires_on_its_fault_and_on_nothing_else() {
     let rules = std::fs::read_to_string(RULES).expect("the rules");
-    let named: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let named: Vec<_> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
     for alert in &named {
         let told = FAULTS.iter().any(|(fault, _)| fault == alert) || *alert == "TidegateNoAgent";
         assert!(told, "no fault for {alert}");
@@ -177,7 +275,11 @@ fn each_alert_fires_on_its_fault_and_on_nothing_else() {
     let rules = Path::new(RULES).canonicalize().expect("the rules");
     let all = json!({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests});
     std::fs::write(&file, all.to_string()).expect("own directory");
-    let run = Command::new("promtool").args(["test", "rules"]).arg(&file).stdin(Stdio::null()).output();
+    let run = Command::new("promtool")
+        .args(["test", "rules"])
+        .arg(&file)
+        .stdin(Stdio::null())
+        .output();
     let Ok(output) = run else {
         eprintln!("SKIPPED: promtool test rules: not installed (Debian: prometheus)");
         return;
