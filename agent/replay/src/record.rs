@@ -22,6 +22,17 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request that has arrived, and got nothing yet.
+    #[must_use]
+    pub fn arrived(request: &crate::trace::Request) -> Self {
+        Self {
+            arrival: request.arrival,
+            first_token: request.arrival,
+            last_token: request.arrival,
+            ..Self::default()
+        }
+    }
+
     /// Arrival to first token.
     #[must_use]
     pub fn ttft(&self) -> Duration {

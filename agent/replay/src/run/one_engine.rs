@@ -8,14 +8,15 @@
 //! cap is the one for the whole run that the case names.
 
 use super::plan::Alone;
-use crate::batch::{Batch, Progress, Spare, Store};
+use super::world::{gap, store};
+use crate::batch::{Batch, Progress, Spare};
 use crate::clock::Time;
 use crate::costs::ns;
 use crate::kv::BLOCK_TOKENS;
 use crate::record::{Outcome, Request, Span, SpanKind};
 use crate::spec::Spec;
 use std::time::Duration;
-use tidegate_text::rng::{Rng, splitmix64};
+use tidegate_text::rng::splitmix64;
 
 /// Ids from here on are batch requests.
 const LOW: u64 = 1 << 62;
@@ -24,7 +25,7 @@ const LOW: u64 = 1 << 62;
 pub(super) fn run(spec: &Spec, cap: u32, alone: &Alone) -> Outcome {
     let requests = spec.online.trace.requests();
     let mut outcome = Outcome {
-        requests: requests.iter().map(arrived).collect(),
+        requests: requests.iter().map(Request::arrived).collect(),
         cooldown: alone.outcome.cooldown,
         ..Outcome::default()
     };
@@ -91,42 +92,18 @@ pub(super) fn run(spec: &Spec, cap: u32, alone: &Alone) -> Outcome {
     outcome
 }
 
-fn arrived(request: &crate::trace::Request) -> Request {
-    Request {
-        arrival: request.arrival,
-        first_token: request.arrival,
-        last_token: request.arrival,
-        ..Request::default()
-    }
-}
-
 fn block_bytes(spec: &Spec) -> u64 {
     spec.online.model.shape.kv_bytes_per_token() * u64::from(BLOCK_TOKENS)
 }
 
 fn engine(spec: &Spec) -> Batch {
-    let limit = u32::try_from(spec.kv_pool_bytes / block_bytes(spec).max(1)).unwrap_or(u32::MAX);
-    let store = Store {
-        pages: None,
-        used: 0,
-        limit,
-        cache: limit,
-        spare: Spare::None,
-    };
+    let store = store(spec.kv_pool_bytes, block_bytes(spec), Spare::None, false);
     Batch::new(
         spec.online.model.cost.clone(),
         spec.online.limits,
         spec.online.batching,
         store,
     )
-}
-
-/// The gap before the next iteration, ns; drawn as online's alone is.
-fn gap(spec: &Spec, engine: &Batch) -> u64 {
-    let (request, token) = engine.head();
-    let key = splitmix64(request).wrapping_add(u64::from(token));
-    let mut rng = Rng::new(splitmix64(spec.seed) ^ splitmix64(key));
-    ns(spec.online.gaps.draw(&mut rng)).max(1)
 }
 
 /// What batch requests got: what the engine did in all, less what the users' requests are.

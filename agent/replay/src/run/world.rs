@@ -11,6 +11,7 @@ mod gpu;
 mod offline;
 mod online;
 
+pub(super) use online::gap;
 use std::time::Duration;
 
 use super::plan::{Alone, Demand, Stretch};
@@ -116,7 +117,7 @@ pub(super) struct World<'a> {
     slice: u64,
 }
 
-fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
+pub(super) fn store(bytes: u64, block: u64, spare: Spare, paged: bool) -> Store {
     let limit = u32::try_from(bytes / block.max(1)).unwrap_or(u32::MAX);
     Store {
         pages: paged.then(|| Blocks::new(bytes, block, memory::stripe_of(block))),
@@ -162,15 +163,7 @@ impl<'a> World<'a> {
         };
         let requests = spec.online.trace.requests();
         let outcome = Outcome {
-            requests: requests
-                .iter()
-                .map(|request| Request {
-                    arrival: request.arrival,
-                    first_token: request.arrival,
-                    last_token: request.arrival,
-                    ..Request::default()
-                })
-                .collect(),
+            requests: requests.iter().map(Request::arrived).collect(),
             ..Outcome::default()
         };
         let policies = Policies::of(spec, alone, horizon);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Progress, Slot, SpanKind, Work, World};
+use crate::batch::Batch;
 use crate::clock::Time;
 use crate::compute::Event;
 use crate::costs::ns;
@@ -10,7 +11,7 @@ use crate::memory::{self, Wants};
 use crate::policies::Grant;
 use crate::run::plan::{Demand, Stretch};
 use crate::run::slots::NEVER;
-use crate::spec::Compute;
+use crate::spec::{Compute, Spec};
 use tidegate_text::rng::{Rng, splitmix64};
 
 impl World<'_> {
@@ -161,7 +162,8 @@ impl World<'_> {
         self.idle_since = now;
         self.in_gap = !self.pool.online.is_idle();
         if self.in_gap {
-            self.slots.set(Slot::Launch, now + self.gap());
+            self.slots
+                .set(Slot::Launch, now + gap(self.spec, &self.pool.online));
         }
         self.tell(Event::Done, now);
         for request in ended.into_iter().take(ends).chain(more) {
@@ -170,14 +172,13 @@ impl World<'_> {
             self.tell(Event::Ended { request, in_flight }, now);
         }
     }
+}
 
-    /// The decode gap before the next iteration: it belongs to the oldest request of the batch and
-    /// its token, so that runs which differ by a delay meet the same gaps.
-    pub(super) fn gap(&self) -> u64 {
-        let (request, token) = self.pool.online.head();
-        let key = splitmix64(request).wrapping_add(u64::from(token));
-        let mut rng = Rng::new(splitmix64(self.spec.seed) ^ splitmix64(key));
-        let gap = self.spec.online.gaps.draw(&mut rng);
-        u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX).max(1)
-    }
+/// The decode gap of `engine` before its next iteration, ns. It belongs to the oldest request of the batch and its token,
+/// so that runs which differ by a delay meet the same gaps.
+pub(in crate::run) fn gap(spec: &Spec, engine: &Batch) -> u64 {
+    let (request, token) = engine.head();
+    let key = splitmix64(request).wrapping_add(u64::from(token));
+    let mut rng = Rng::new(splitmix64(spec.seed) ^ splitmix64(key));
+    ns(spec.online.gaps.draw(&mut rng)).max(1)
 }
