@@ -224,7 +224,7 @@ fn node(name: &str, fault: Option<&Fault>, length: u32) -> Vec<Value> {
 
 /// A test of promtool: `count` nodes, of which the second has `fault`.
 fn case(fault: Option<&Fault>, count: usize) -> Value {
-    // A drain and a pause are told of after half a day; an agent that is gone is no longer then.
+    // The alerts for a drain and a pause fire after half a day. The one for a lost agent has ended by then.
     let long =
         fault.is_some_and(|(alert, _)| ["TidegateDrained", "TidegateJobPaused"].contains(alert));
     let asked = BEGINS + if long { 12 * 60 + 10 } else { 75 };

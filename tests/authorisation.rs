@@ -68,7 +68,7 @@ fn the_agents_own_user_steers_on_the_control_socket_and_nowhere_else() {
 }
 
 /// P-SECURITY-3: every method, caller and socket is answered as the table says.
-/// P-SECURITY-24: only an operator is told of a process of another user.
+/// P-SECURITY-24: only an operator may read about a process of another user.
 #[test]
 fn another_user_reads_and_does_not_steer_even_through_an_open_control_socket() {
     if !is_root() {

@@ -129,8 +129,8 @@ fn notes_without_end_are_counted_and_hide_nothing_that_an_operator_did() {
         });
         counts.sum()
     };
-    // What it did besides is told of in the same way.
-    wait_so("each note to be told of or counted", || {
+    // The same limit holds for its other events.
+    wait_so("each note to be an event or to be counted", || {
         events(&honest.node, "note").len() as u64 + counted(&honest) >= NOTES
     });
     let told = events(&honest.node, "note").len();

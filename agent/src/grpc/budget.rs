@@ -49,7 +49,7 @@ const AHEAD: usize = 64;
 /// Of a tenant.
 const TENANT_AHEAD: usize = 4 * AHEAD;
 
-/// What is told of one who is read slower, and of one whose message is refused.
+/// Refusals, for status: a client that is read more slowly, and one whose message is refused.
 const SLOWED: &str = "too many messages: they are read slower";
 const REFUSED: &str = tidegate_proto::BEYOND_BOUNDS;
 
@@ -158,7 +158,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Nobody has said anything. Who says too much is told of to `refusals`.
+    /// A budget that nobody has used. It reports clients that exceed it to `refusals`.
     #[must_use]
     pub fn new(refusals: Arc<Refusals>) -> Self {
         Self {

@@ -159,8 +159,8 @@ impl Heard {
     }
 }
 
-/// What the control thread is told of a message, a long one in parts between which others are heard; none: nothing, or
-/// it does not parse.
+/// The inputs of the control thread for a message. A long message makes several, so that other inputs come between. None:
+/// the message means nothing to it, or does not parse.
 #[must_use]
 pub fn parts(event: Event) -> Vec<Said> {
     said(event).map(slices).unwrap_or_default()
@@ -231,11 +231,11 @@ impl HookReport {
     }
 }
 
-/// Changes to RM objects, or requests, that the control thread is told of at once. A snapshot of objects is one: what is
-/// not in it is gone.
+/// Changes to RM objects, or requests, in one input of the control thread. A snapshot of objects is never divided, since
+/// an object that it lacks is gone.
 const SLICE: usize = 64;
 
-/// A long message in parts, between which others are heard.
+/// A message, divided if it is long.
 fn slices(said: Said) -> Vec<Said> {
     match said {
         Said::Rm {
@@ -256,7 +256,7 @@ fn slices(said: Said) -> Vec<Said> {
     }
 }
 
-/// What the control thread is told of a message; none: nothing, or it does not parse.
+/// The input of the control thread for a message. None: the message means nothing to it, or does not parse.
 fn said(event: Event) -> Option<Said> {
     Some(match event {
         // A second Hello says nothing new.

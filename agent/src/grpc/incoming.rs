@@ -24,7 +24,7 @@ const KIND: usize = 2;
 /// A decoded list takes so many times the room of its message.
 const EXPANDS: usize = 4;
 
-/// What is told of who is cut for it.
+/// The refusal that status shows for a tenant whose connection is cut for it.
 const ENDLESS: &str = "a message that does not end";
 const LONG: &str = tidegate_proto::BEYOND_BOUNDS;
 

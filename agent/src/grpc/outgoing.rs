@@ -22,7 +22,7 @@ const PIECE: usize = 16 * 1_024;
 /// Room for a call that is answered, beside its answer.
 pub const CALL: usize = 16 * 1_024;
 
-/// What is told of who is refused.
+/// The refusal that status shows for a tenant.
 pub const UNTAKEN: &str = "too many answers that are not taken";
 
 /// How far the answers on one connection are taken.

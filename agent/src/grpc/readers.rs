@@ -32,7 +32,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Nobody has asked yet. Who asks too often is told of to `refusals`.
+    /// A limiter that nobody has used. It reports tenants that ask too often to `refusals`.
     #[must_use]
     pub fn new(refusals: Arc<Refusals>) -> Self {
         Self {

@@ -143,7 +143,7 @@ impl Service {
         admitted.map_err(Status::resource_exhausted)
     }
 
-    /// Whether `caller` is told of a process: an operator of each, others of their own.
+    /// Whether `caller` may read about a process. Operators may read about each, others about their own.
     fn may_ask_of(&self, caller: &Credentials, process: &Credentials) -> bool {
         let own = (caller.uid, &caller.tenant) == (process.uid, &process.tenant);
         own || self.operators.include(caller)

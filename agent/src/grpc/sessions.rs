@@ -47,7 +47,7 @@ pub struct HookReports {
 
 /// Bytes of all reports that are kept: they have to fit into one answer.
 const REPORTS: usize = 16 << 20;
-/// What is told of whose report is not kept.
+/// The refusal that status shows for a tenant whose hook report is not kept.
 const UNKEPT: &str = "too many bytes in reports on hooks: they are not kept";
 
 impl HookReports {

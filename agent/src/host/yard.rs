@@ -14,9 +14,9 @@ use tidegate_node::kinds::Tenant;
 
 /// Threads that strangers leave to the agent's own user.
 const RESERVED: usize = 2;
-/// What lasts longer is told of.
+/// Status names tenants whose work lasts longer.
 const LATE_NS: u64 = 1_000_000_000;
-/// What is told of whose file makes a thread wait, and of who waits for one.
+/// The refusals that status shows: a tenant whose file makes a thread wait, and one whose file waits for a thread.
 const STUCK: &str = "a file that it passed keeps a thread waiting";
 const WAITS: &str = "its files wait, because files of others keep all threads waiting";
 
@@ -103,7 +103,7 @@ impl Yard {
         self.put(tenant.unwrap_or_default(), job);
     }
 
-    /// Tenants whose work waits at `now_ns`, and those who make a thread wait, for too long: what is told of them.
+    /// Tenants whose work has waited too long at `now_ns`, or has kept a thread waiting too long, each with its refusal.
     #[must_use]
     pub fn late(&self, now_ns: u64) -> Vec<(Tenant, &'static str)> {
         let state = self.0.lock();

@@ -10,7 +10,7 @@ use tidegate_proto::v1;
 
 /// Lines that are kept. Who was refused longest ago gives way.
 const KEPT: usize = 64;
-/// How often one tenant is told of in an event, at most.
+/// The shortest time between two events about one tenant.
 const SAID_EVERY_NS: u64 = 60_000_000_000;
 
 /// Who was refused something.
@@ -27,7 +27,7 @@ type Rows = BTreeMap<(Tenant, &'static str), Row>;
 struct Row {
     times: u64,
     last_ns: u64,
-    /// When an event told of it; None: none has.
+    /// When an event last named it; None: none has.
     said_ns: Option<u64>,
 }
 
