@@ -1,53 +1,47 @@
 //! Builds the agent from its parts, in the order they depend on each other, and runs it to its end.
-//! The only file that knows every concrete type.
+//! The only file that knows every concrete type; [`serving`] is its half that serves the sockets.
+
+mod error;
+mod serving;
 
 use crate::causes::with_causes;
 use crate::channels::channel::Restarter;
 use crate::channels::figures;
 use crate::channels::issue;
 use crate::channels::journal::{Journal, Marked};
-use crate::channels::level::{self, Choice, Refused};
+use crate::channels::level::{self, Choice};
 use crate::channels::lookout::{Alarm, Lookout};
 use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
 use crate::config::{Config, Level, Loaded, Sources, Unproven, state_directory, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock};
-use crate::device::{Device, DeviceError};
-use crate::grpc::activation::{ActivationError, Passed};
-use crate::grpc::apart::Apart;
-use crate::grpc::authority::{self, Authorisation, Operators, Socket};
-use crate::grpc::bounds::{Bounds, REQUEST};
-use crate::grpc::budget::{Budget, MESSAGE_LIMIT};
+use crate::device::Device;
+use crate::grpc::activation::Passed;
+use crate::grpc::authority;
 use crate::grpc::crowd::Crowd;
-use crate::grpc::peers::{self, Connection, Pages};
 use crate::grpc::reload::InForce;
 use crate::grpc::rooms::Rooms;
-use crate::grpc::service::{Made, Service};
-use crate::grpc::sessions::{HookReports, Sessions};
-use crate::grpc::sockets::{self, Maker};
 use crate::grpc::standing::Standing;
 use crate::host::logs::LogLevel;
 use crate::host::means::Means;
 use crate::host::notify::Notifier;
 use crate::host::orders::{Order, OrdersFile};
-use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir, RunDirError};
 use crate::host::yard::Yard;
-use crate::inbox::{self, Mailbox, NodeInput};
-use crate::rm::{self, Driver, RmError};
+use crate::inbox::{self, Mailbox};
+use crate::rm::{self, Driver};
 use crate::selftest::{self, Outcome, SelfTest};
-use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
 use crate::watch::gauge::Gauge;
-use crate::watch::metrics::serve::{Configured, Endpoint, Exporter};
 use crate::watch::recorder::Recorder;
 use crate::watch::refusals::Refusals;
-use crate::watch::reports::Reports;
-use crate::watch::watcher::{Keep, Watched, Watcher};
+use crate::watch::watcher::{Keep, Watcher};
 use crate::{clock, sys};
+pub use error::AppError;
+use error::starting;
+use serving::{CONTROL_PRIORITY, Serving};
 use std::cell::RefCell;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,29 +50,11 @@ use tidegate_abi::rm::Layout;
 use tidegate_node::Parts;
 use tidegate_node::kinds::Gpu as NodeGpu;
 use tidegate_node::ports::{self, Ports};
-use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
-use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Server;
 
-/// SCHED_FIFO priorities: the control thread above those that carry out what it says.
-const CONTROL_PRIORITY: i32 = 20;
+/// SCHED_FIFO priority of the issue threads, below the control thread's.
 const ISSUE_PRIORITY: i32 = 10;
 /// How long a predecessor may take to step aside.
 const REPLACE_LIMIT: Duration = Duration::from_secs(2);
-/// Connections between `accept` and their server.
-const BACKLOG: usize = 64;
-/// Calls of one connection at a time: a library makes one.
-const CALLS: u32 = 16;
-const LIBRARY_CALLS: u32 = 2;
-/// Bytes of headers of a call.
-const HEADERS: u32 = 16 * 1_024;
-const LIBRARY_HEADERS: u32 = 4 * 1_024;
-/// Bytes that may come on a call, and on a connection, before they are taken.
-const WINDOW: u32 = 65_535;
 
 /// How the agent was started.
 #[derive(Clone, Debug)]
@@ -97,63 +73,6 @@ pub struct Options {
     pub record: Option<(PathBuf, u64)>,
     /// What is logged.
     pub log_level: LogLevel,
-}
-
-/// Why the agent does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum AppError {
-    /// The run directory.
-    #[error(transparent)]
-    RunDir(#[from] RunDirError),
-    /// What the service manager passes.
-    #[error(transparent)]
-    Activation(#[from] ActivationError),
-    /// The device.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The driver.
-    #[error("cannot use the driver")]
-    Driver(#[from] RmError),
-    /// The channel level.
-    #[error(transparent)]
-    Level(#[from] Refused),
-    /// Threads, sockets.
-    #[error("cannot {what}")]
-    Start {
-        /// What.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-    /// The metrics endpoint.
-    #[error("cannot serve metrics on {listen}: choose another `metrics.listen`, or \"off\"")]
-    Metrics {
-        /// Where.
-        listen: crate::config::Listen,
-        /// Why.
-        source: io::Error,
-    },
-    /// The control thread is gone.
-    #[error("the control thread ended by itself")]
-    ControlLost,
-    /// A server is gone.
-    #[error("a socket is no longer served")]
-    Server(#[from] tonic::transport::Error),
-}
-
-impl AppError {
-    /// 3 when another agent runs, else 1.
-    #[must_use]
-    pub const fn exit_code(&self) -> u8 {
-        match self {
-            Self::RunDir(RunDirError::Held(..)) => 3,
-            _ => 1,
-        }
-    }
-}
-
-fn starting(what: &'static str) -> impl Fn(io::Error) -> AppError {
-    move |source| AppError::Start { what, source }
 }
 
 /// Runs the agent until it is told to end.
@@ -520,283 +439,4 @@ fn issuers(
         driver.gpus.push(gpu);
     }
     Ok(gpus)
-}
-
-/// The gRPC side.
-struct Serving<'a> {
-    gauge: Gauge,
-    orders: Arc<Standing>,
-    run_dir: &'a RunDir,
-    passed: RefCell<Passed>,
-    config: &'a Config,
-    crowd: Arc<Crowd>,
-    in_force: Arc<InForce>,
-    generation: u64,
-    mailbox: Mailbox,
-    events: Arc<EventLog>,
-    notifier: Arc<Notifier>,
-    log_level: LogLevel,
-    denials: Arc<Denials>,
-    refusals: Arc<Refusals>,
-    rooms: Arc<Rooms>,
-    yard: Yard,
-    watched: Arc<Watched>,
-}
-
-impl Serving<'_> {
-    async fn run(self, thread: ControlThread, fifo: bool) -> Result<(), AppError> {
-        // Before anything is disabled or anybody is told that the agent serves: a signal must find it
-        // ready to give everything back.
-        let mut terminate =
-            signal(SignalKind::terminate()).map_err(starting("listen for signals"))?;
-        let mut interrupt =
-            signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
-        let mut replace =
-            signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(starting("listen for signals"))?;
-        let reaper =
-            Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
-        let hooks = Arc::new(HookReports::new(Arc::clone(&self.rooms)));
-        let reports = Arc::new(Reports::new(self.mailbox.clone()));
-        let service = Service::new(Made {
-            mailbox: self.mailbox.clone(),
-            events: Arc::clone(&self.events),
-            hooks: Arc::clone(&hooks),
-            log_level: self.log_level.clone(),
-            in_force: Arc::clone(&self.in_force),
-            refusals: Arc::clone(&self.refusals),
-            gauge: self.gauge.clone(),
-            orders: Arc::clone(&self.orders),
-            reports: Arc::clone(&reports),
-        });
-        let in_force = self.in_force.running();
-        let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));
-        let sessions = Sessions::new(
-            in_force,
-            self.mailbox.clone(),
-            reaper,
-            hooks,
-            budget,
-            self.yard.clone(),
-        );
-        // Last before serving: whoever connects finds everything in place.
-        let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched))?;
-        let hook = self.serve_hook(sessions)?;
-        let apart = Apart::start("tg-operators").map_err(starting("start a runtime"))?;
-        let control = {
-            let _there = apart.enter();
-            self.serve(Socket::Control, CONTROL_SOCKET, 0o660, &service)?
-        };
-        let mut control = apart.spawn(control);
-        apart.spawn(self.notifier.turning("tg-operators"));
-        tokio::spawn(self.notifier.turning("main"));
-        tokio::spawn(name_late(self.yard.clone(), Arc::clone(&self.refusals)));
-        let for_readers = service.for_readers();
-        let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &for_readers)?;
-        if let Some(listen) = &self.config.watching.metrics {
-            let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
-                listen: listen.clone(),
-                source,
-            })?;
-            tracing::info!("metrics are served at {}", endpoint.place());
-            tokio::spawn(endpoint.serve(Exporter::new(
-                reports,
-                Arc::clone(&self.watched),
-                Arc::clone(&self.denials),
-                Arc::clone(&self.in_force) as Arc<dyn Configured>,
-            )));
-        }
-        self.notifier.ready("serving");
-        tokio::pin!(hook, status);
-        loop {
-            tokio::select! {
-                _ = terminate.recv() => {
-                    self.notifier.stopping();
-                    self.mailbox.put(NodeInput::Stop);
-                }
-                _ = interrupt.recv() => {
-                    self.notifier.stopping();
-                    self.mailbox.put(NodeInput::Stop);
-                }
-                _ = replace.recv() => {
-                    tracing::info!("a successor asks for the node: handing over");
-                    self.mailbox.put(NodeInput::HandOver);
-                }
-                _ = hangup.recv() => {
-                    let _ = self.in_force.reload("SIGHUP");
-                }
-                done = &mut control_done => {
-                    tracing::info!("tidegate-agent ends");
-                    return done.map_err(|_| AppError::ControlLost);
-                }
-                ended = &mut hook => ended?,
-                ended = &mut control => ended.map_err(io::Error::other).map_err(starting("serve control.sock"))??,
-                ended = &mut status => ended?,
-            }
-        }
-    }
-
-    fn serve_hook(
-        &self,
-        sessions: Sessions,
-    ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
-        let (pages, crowd) = (
-            Arc::new(Pages::new(self.generation)),
-            Arc::clone(&self.crowd),
-        );
-        let connections =
-            self.listen(HOOK_SOCKET, 0o666, None, move |listener, connection_tx| {
-                let (pages, crowd) = (Arc::clone(&pages), Arc::clone(&crowd));
-                tokio::spawn(peers::accept_greeted(listener, pages, crowd, connection_tx))
-            })?;
-        let runtime = v1::runtime_server::RuntimeServer::new(sessions)
-            .max_decoding_message_size(MESSAGE_LIMIT);
-        // A library that does not listen must not be taken for one that does: its orders would wait in
-        // the connection.
-        let keep_alive = self.config.tuning.keep_alive;
-        Ok(builder(LIBRARY_CALLS, LIBRARY_HEADERS)
-            .http2_keepalive_interval(Some(keep_alive))
-            .http2_keepalive_timeout(Some(keep_alive))
-            .layer(self.authorisation(Socket::Hook))
-            .layer(Bounds::of_libraries(Arc::clone(&self.rooms)))
-            .add_service(runtime)
-            .serve_with_incoming(connections))
-    }
-
-    fn serve(
-        &self,
-        socket: Socket,
-        name: &str,
-        mode: u32,
-        service: &Service,
-    ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
-        let group = (socket == Socket::Control).then_some(rundir::GROUP);
-        let refusals = Arc::clone(&self.refusals);
-        let crowd = Arc::new(match socket {
-            Socket::Control => Crowd::at_control(refusals, self.yard.clone()),
-            Socket::Hook | Socket::Status => Crowd::at_status(refusals, self.yard.clone()),
-        });
-        let connections = self.listen(name, mode, group, move |listener, connection_tx| {
-            let crowd = Arc::clone(&crowd);
-            tokio::spawn(peers::accept_plain(listener, crowd, connection_tx))
-        })?;
-        let node =
-            v1::node_server::NodeServer::new(service.clone()).max_decoding_message_size(REQUEST);
-        let control = v1::control_server::ControlServer::new(service.clone())
-            .max_decoding_message_size(REQUEST);
-        let (health, health_server) = tonic_health::server::health_reporter();
-        tokio::spawn(async move {
-            health
-                .set_serving::<v1::node_server::NodeServer<Service>>()
-                .await;
-            if socket == Socket::Control {
-                health
-                    .set_serving::<v1::control_server::ControlServer<Service>>()
-                    .await;
-            }
-        });
-        let reflection = || {
-            tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(DESCRIPTOR)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        };
-        let broken = |error: tonic_reflection::server::Error| AppError::Start {
-            what: "describe the services",
-            source: io::Error::other(error),
-        };
-        Ok(builder(CALLS, HEADERS)
-            .http2_keepalive_interval(Some(peers::PING_EVERY))
-            .layer(self.authorisation(socket))
-            .layer(Bounds::of_readers(Arc::clone(&self.rooms)))
-            .add_service(node)
-            .add_service(control)
-            .add_service(health_server)
-            .add_service(reflection().build_v1().map_err(broken)?)
-            .add_service(reflection().build_v1alpha().map_err(broken)?)
-            .serve_with_incoming(connections))
-    }
-
-    fn authorisation(&self, socket: Socket) -> Authorisation {
-        Authorisation {
-            socket,
-            operators: Operators::of_this_machine(),
-            denials: Arc::clone(&self.denials),
-        }
-    }
-
-    /// Listens on a socket of the run directory for as long as the agent runs, and has `accept` take connections.
-    fn listen(
-        &self,
-        name: &str,
-        mode: u32,
-        group: Option<&'static str>,
-        accept: impl Fn(UnixListener, ConnectionSender) -> JoinHandle<()> + Send + 'static,
-    ) -> Result<ReceiverStream<io::Result<Connection>>, AppError> {
-        let passed = self
-            .passed
-            .borrow_mut()
-            .take(name.trim_end_matches(".sock"));
-        let (listener, maker) = match passed {
-            Some(listener) => (listener, Maker::Manager),
-            None => (
-                self.run_dir.bind(name, mode, group)?,
-                Maker::Agent { mode, group },
-            ),
-        };
-        let address = listener.local_addr().map_err(starting("listen"))?;
-        let path = address.as_pathname().map(Path::to_owned);
-        let listener = UnixListener::from_std(listener).map_err(starting("listen"))?;
-        let (connection_tx, connection_rx) = mpsc::channel(BACKLOG);
-        let accept = move |listener| accept(listener, connection_tx.clone());
-        match path {
-            Some(path) => sockets::keep(path, maker, self.mailbox.clone(), listener, accept),
-            // One without a file cannot be removed.
-            None => drop(accept(listener)),
-        }
-        Ok(ReceiverStream::new(connection_rx))
-    }
-}
-
-/// How often it is looked who waits for threads that strangers keep.
-const LATE_EVERY: Duration = Duration::from_secs(1);
-
-/// Names in status whose files wait, and whose keep a thread waiting.
-async fn name_late(yard: Yard, refusals: Arc<Refusals>) {
-    loop {
-        tokio::time::sleep(LATE_EVERY).await;
-        for (tenant, what) in yard.late(clock::now_ns()) {
-            refusals.note(&tenant, what);
-        }
-    }
-}
-
-type ConnectionSender = mpsc::Sender<io::Result<Connection>>;
-
-fn builder(calls: u32, headers: u32) -> Server {
-    Server::builder()
-        .concurrency_limit_per_connection(calls as usize)
-        .max_concurrent_streams(calls)
-        .http2_max_header_list_size(headers)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-}
-
-/// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.
-fn start_control(
-    thread: ControlThread,
-    fifo: bool,
-    watched: Arc<Watched>,
-) -> Result<oneshot::Receiver<()>, AppError> {
-    let (done_tx, done_rx) = oneshot::channel();
-    std::thread::Builder::new()
-        .name("tg-control".to_owned())
-        .spawn(move || {
-            if fifo {
-                let _ = sys::schedule_fifo(CONTROL_PRIORITY);
-            }
-            watched.end(thread.run());
-            let _ = done_tx.send(());
-        })
-        .map_err(starting("start the control thread"))?;
-    Ok(done_rx)
 }
