@@ -66,7 +66,9 @@ pub async fn set_drained(agent: &Agent, drained: bool) -> anyhow::Result<Vec<Str
 fn warn_of_lost(not_kept: &str) {
     if !not_kept.is_empty() {
         let why = tidegate_agent::plain::lines(not_kept);
-        eprintln!("tidegate: this order ends with the agent, which cannot write it down: {why}");
+        eprintln!(
+            "tidegate: the next start of the agent will not know this order: cannot write {why}"
+        );
     }
 }
 

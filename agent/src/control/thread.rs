@@ -137,7 +137,7 @@ impl ControlThread {
         if let Some(order) = &orders.drained {
             self.shell.steer(Some(Event::Drain { drained: true }));
             self.shell
-                .remark("drained", format!("still: {}", said(order)));
+                .remark("drained", format!("still drained {}", said(order)));
         }
         if let Some(order) = &orders.all_paused {
             self.shell.steer(Some(Event::Pause { job: None }));

@@ -164,7 +164,7 @@ impl Service {
         let ask = Ask::Steered(self.orders.by_name());
         if !self.mailbox.ask(self.asker, ask) {
             tracing::warn!(
-                "jobs that begin do not know of this order before the agent's next start"
+                "jobs that start later ignore this order until the agent restarts: too many questions wait"
             );
         }
     }

@@ -47,7 +47,9 @@ impl Standing {
             Err(error) => error.to_string(),
         };
         if !not_kept.is_empty() {
-            tracing::error!("an operator's order is lost when the agent ends: {not_kept}");
+            tracing::error!(
+                "the next start of the agent will not know an operator's order: cannot write {not_kept}"
+            );
         }
         not_kept
     }

@@ -134,7 +134,7 @@ impl OrdersFile {
             Err(why) => {
                 let path = self.path.display();
                 let by = format!(
-                    "nobody: {path} cannot be read ({why}), so that earlier orders are unknown"
+                    "the agent: {path} cannot be read ({why}), so earlier orders are unknown"
                 );
                 Orders {
                     drained: Some(Order {
