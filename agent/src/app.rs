@@ -8,7 +8,7 @@ use crate::causes::with_causes;
 use crate::channels::channel::Restarter;
 use crate::channels::figures;
 use crate::channels::issue;
-use crate::channels::journal::{Journal, Marked};
+use crate::channels::journal::{self, Journal, Marked};
 use crate::channels::level::{self, Choice};
 use crate::channels::lookout::{Alarm, Lookout};
 use crate::channels::obstacle::{self, Mps, Obstacle};
@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let passed = Passed::from_environment()?;
     let config = &options.loaded.config;
     let mut run_dir = take_run_dir(options)?;
-    let (journal, unreadable) = run_dir.journal()?;
+    let (journal, unreadable) = journal::of(&run_dir)?;
     let journal = Arc::new(journal);
     let lost = unreadable.map(|aside| lost_journal(&aside));
     let library = options.device.library_version();

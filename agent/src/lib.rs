@@ -2,8 +2,7 @@
 //!
 //! # Rooms
 //!
-//! Each room uses those that its row names, and no other. They stand below it, but for one: `host` asks `channels`
-//! where the journal is.
+//! Each room uses those that its row names, and no other. They stand below it; `scripts/circles` checks both.
 //!
 //! ```text
 //!             what it is for                                       uses
@@ -14,7 +13,7 @@
 //!  grpc       sockets, their callers, the services behind them     watch host identity config
 //!  channels   what joins the shell of the node to the driver       watch host identity config
 //!  watch      what is kept for those who look on                   host config
-//!  host       the machine: directory, service manager, log         channels config
+//!  host       the machine: directory, service manager, log         config
 //!  identity   which process is online, which is offline            config
 //!  config     what an operator can set                             none
 //! ```

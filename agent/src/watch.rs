@@ -8,6 +8,7 @@ pub mod kinds;
 pub mod latency;
 pub mod metrics;
 pub mod rates;
+pub mod recent;
 pub mod recorder;
 pub mod refusals;
 pub mod reports;

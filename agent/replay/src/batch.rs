@@ -23,8 +23,8 @@ mod low;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::calibration::Cost;
 use crate::engine::Limits;
+use crate::iteration::Cost;
 use crate::kv::{BLOCK_TOKENS, Blocks, blocks_of};
 use crate::spec::Batching;
 

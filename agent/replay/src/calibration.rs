@@ -6,8 +6,6 @@
 //! `unit`), of which the rows `vmm` of the four calls in [`CALLS`] count. Other columns and other
 //! rows of costs are somebody's notes. [`Cost`] says what becomes of them.
 
-mod cost;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +13,9 @@ use std::time::Duration;
 use crate::costs::Costs;
 use crate::hardware::{self, MODELS, Model};
 use crate::input::{CORRECT, Columns, InputError, Lines};
+use crate::iteration::{Cost, Point, Table, Tables, Work};
 use crate::names::{UnknownName, find};
 use crate::spec::Spec;
-
-pub use cost::{Cost, Mixture, Tables};
-use cost::{Point, Table, Work};
 
 /// The files of a directory, with the names of their two coordinates.
 const PREFILL: (&str, [&str; 2]) = ("iteration_prefill.csv", ["new_tokens", "prior_context"]);

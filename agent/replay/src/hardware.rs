@@ -19,8 +19,8 @@
 //! come within 40 % of their own fits, a prompt and a decode of each model (a test). Every result names the GPU it was
 //! scaled from.
 
-use crate::calibration::{Cost, Mixture};
 use crate::engine::CostModel;
+use crate::iteration::{Cost, Mixture};
 
 /// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,7 +15,7 @@
 //!   it, and what it cost online;
 //! * [`trainer`], [`tuning`], [`run::beside`], [`slo`]: a finetuning job beside online, under ours and the
 //!   published schedulers, and whether what was promised was kept;
-//! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`]:
+//! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`] and [`iteration`]:
 //!   the same from somebody's tables;
 //! * [`scenarios`], [`draw`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs, of pairs that
 //!   somebody chose or that a seed did;
@@ -45,6 +45,7 @@ pub mod gap;
 pub mod generator;
 pub mod hardware;
 pub mod input;
+pub mod iteration;
 pub mod kv;
 pub mod memory;
 pub mod names;

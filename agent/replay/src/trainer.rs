@@ -16,8 +16,8 @@
 
 pub mod room;
 
-use crate::calibration::Cost;
 use crate::hardware::{Gpu, Model, Shape};
+use crate::iteration::Cost;
 use tidegate_device::sharing::Demand;
 
 /// What is trained.

@@ -31,7 +31,7 @@ pub mod tidegate;
 use tidegate_device::sharing::{Contention, Demand, Shares};
 use tidegate_policy::lease::event::{Event, Iteration, Unit};
 
-use crate::calibration::Cost;
+use crate::iteration::Cost;
 use crate::trainer::{Phase, Trainer};
 
 use gate::Gate;

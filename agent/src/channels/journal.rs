@@ -1,5 +1,6 @@
 //! The journal's file: [`tidegate_node::journal`] on tmpfs, so that it survives the agent.
 
+use crate::host::rundir::{RunDir, RunDirError};
 use crate::sys::SharedWords;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -24,6 +25,17 @@ impl JournalMemory for Mapped {
 
 /// Begins the name of one that could not be read.
 pub const UNREADABLE: &str = "journal.unreadable-";
+
+/// The journal of an agent's directory, as [`open`] has it.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn of(run_dir: &RunDir) -> Result<(Journal, Option<PathBuf>), RunDirError> {
+    open(run_dir.path()).map_err(|source| RunDirError::Prepare {
+        path: run_dir.path().join(NAME),
+        source,
+    })
+}
 
 /// Opens the journal of `run_dir`, making it if there is none. One that is not of this version is set aside, and another
 /// begun in its place; the second is where it lies then.

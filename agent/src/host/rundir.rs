@@ -7,7 +7,6 @@
 //! one file for both, `lock`. It is held and written as well, so that an agent of such a version and this one know each
 //! other.
 
-use crate::channels::journal::{self, Journal};
 use crate::sys;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
@@ -124,15 +123,10 @@ impl RunDir {
         Ok(())
     }
 
-    /// The journal, and where one lies that could not be read and is set aside.
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub fn journal(&self) -> Result<(Journal, Option<PathBuf>), RunDirError> {
-        journal::open(&self.path).map_err(|source| RunDirError::Prepare {
-            path: self.path.join(crate::channels::journal::NAME),
-            source,
-        })
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Binds a socket in place of whatever has its name, with `mode`, for `group` if it exists.

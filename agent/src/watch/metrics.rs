@@ -10,7 +10,6 @@
 //! go with its last process, and beyond [`JOBS`] jobs there is one series for the rest.
 
 mod families;
-pub mod recent;
 mod sample;
 pub mod serve;
 

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::inbox::{Ask, Input, Mailbox};
 use crate::watch::events::EventLog;
 use crate::watch::history::{Cut, Ring};
-use crate::watch::metrics::recent::{Recent, Shares};
+use crate::watch::recent::{Recent, Shares};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! What a scrape is made of, and the samples of one metric made of it.
 
-use super::recent::Shares;
 use crate::watch::latency::{self, BOUNDS_NS, Buckets};
+use crate::watch::recent::Shares;
 use std::collections::BTreeMap;
 use tidegate_proto::v1;
 

@@ -1,5 +1,5 @@
-use super::recent::Shares;
 use super::*;
+use crate::watch::recent::Shares;
 
 fn status(jobs: usize) -> v1::GetStatusResponse {
     let memory = v1::GpuMemory {

@@ -7,6 +7,7 @@
 ``lost``      an offline scheduler whose slots are taken
 ``slots``     slots that the allocator passes over
 ``tree``      what leaves the prefix cache
+``state``     where a scheduler keeps what the plugin knows of it
 ``ways``      what differs between versions
 
 An online engine keeps its memory and has the agent hear whether requests are in flight, from each of its ranks: in
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from .. import abi
 from ..word import Word
 from . import flight
+from .state import STATE
 
 if TYPE_CHECKING:
     from .lost import LostSlots
@@ -44,9 +46,6 @@ PATIENCE_S = 5.0
 
 #: Where SGLang's scheduler is.
 MODULE = "sglang.srt.managers.scheduler"
-
-#: The attribute of a scheduler that holds what the plugin knows of it.
-STATE = "_tidegate"
 
 
 def register() -> None:

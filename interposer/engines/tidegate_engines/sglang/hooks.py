@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import around
-from . import STATE
 from .lost import LostSlots
+from .state import STATE
 
 #: What a beam request is answered with: SGLang itself says so of what it does not support beside.
 NO_BEAMS = "Beam search is not supported with KV memory that Tidegate may take."

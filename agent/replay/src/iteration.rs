@@ -121,8 +121,8 @@ fn area(new: f64, cached: f64) -> f64 {
 /// Both tables of one model on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
-    pub(super) prefill: Table,
-    pub(super) decode: Table,
+    pub(crate) prefill: Table,
+    pub(crate) decode: Table,
 }
 
 impl Tables {
@@ -136,7 +136,7 @@ impl Tables {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Table {
+pub(crate) struct Table {
     /// By the tokens of a pass: all but attention.
     rest: Curve,
     attention: Grid,
@@ -171,7 +171,7 @@ impl Curve {
 
 /// What attention grows with beyond the points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// New and cached tokens of a prompt part.
     Prompt,
     /// Requests and cached tokens of each.
@@ -224,9 +224,9 @@ impl Grid {
 }
 
 /// One row of a table: coordinates, attention and all, the latter in milliseconds.
-pub(super) type Point = ([f64; 2], f64, f64);
+pub(crate) type Point = ([f64; 2], f64, f64);
 impl Table {
-    pub(super) fn of(points: &[Point], work: Work) -> Self {
+    pub(crate) fn of(points: &[Point], work: Work) -> Self {
         let mut rest: Vec<(f64, f64)> = Vec::new();
         let mut second: Vec<Curve> = Vec::new();
         for ([x, y], attention, total) in points {

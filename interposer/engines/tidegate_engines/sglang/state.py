@@ -1,0 +1,4 @@
+"""Where a scheduler keeps what the plugin knows of it."""
+
+#: The attribute.
+STATE = "_tidegate"
