@@ -55,8 +55,8 @@ pub struct Schedule {
 /// What a judged schedule amounts to.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// One line each.
-    pub violations: Vec<String>,
+    /// When, and one line each.
+    pub violations: Vec<(u64, String)>,
     /// Busy edges that met enabled offline channels.
     pub edges: u64,
     /// Enables after a disable.
@@ -73,6 +73,12 @@ pub struct Verdict {
     pub offline_ran_ns: u64,
     /// Wakes that were held up into a request, whose edge then shut the gate.
     pub late: u64,
+}
+
+impl Verdict {
+    fn broken(&mut self, at_ns: u64, what: String) {
+        self.violations.push((at_ns, what));
+    }
 }
 
 /// State of the offline channels over time, rebuilt from the history.
@@ -260,12 +266,15 @@ impl Offline {
         for stretch in &self.shut {
             for (from, to) in &self.ran {
                 if *from > stretch.from && *from < stretch.to {
-                    verdict.violations.push(format!(
-                        "offline ran at {from} for {} ns while all its channels were disabled ({}..{})",
-                        to.saturating_sub(*from),
-                        stretch.from,
-                        stretch.to
-                    ));
+                    verdict.broken(
+                        *from,
+                        format!(
+                            "offline ran at {from} for {} ns while all its channels were disabled ({}..{})",
+                            to.saturating_sub(*from),
+                            stretch.from,
+                            stretch.to
+                        ),
+                    );
                 }
             }
         }
@@ -367,12 +376,16 @@ fn judge_edges(
             continue;
         }
         if inside + u64::from(already) > 1 && stationary(schedule, records, number) {
-            verdict.violations.push(format!(
-                "request {number} ({}..{}) was preempted {inside} times, the gate was {} before it",
-                request.start_ns,
-                request.end_ns,
-                if already { "shut" } else { "open" }
-            ));
+            let last = begun.iter().filter(anew).map(|s| s.from).max();
+            verdict.broken(
+                last.unwrap_or(request.end_ns),
+                format!(
+                    "request {number} ({}..{}) was preempted {inside} times, the gate was {} before it",
+                    request.start_ns,
+                    request.end_ns,
+                    if already { "shut" } else { "open" }
+                ),
+            );
         }
         let met = ran
             .iter()
@@ -387,10 +400,13 @@ fn judge_edges(
             .iter()
             .any(|s| s.from < request.start_ns + EDGE_DEADLINE_NS);
         if !answered && end_ns > request.start_ns + EDGE_DEADLINE_NS {
-            verdict.violations.push(format!(
-                "the busy edge of request {number} at {} was never followed by its disables",
-                request.start_ns
-            ));
+            verdict.broken(
+                request.start_ns,
+                format!(
+                    "the busy edge of request {number} at {} was never followed by its disables",
+                    request.start_ns
+                ),
+            );
         }
     }
 }
@@ -439,18 +455,25 @@ fn judge_wakes(
                 // A process' first request tells the agent on which GPU it computes, and online never waits for that.
                 let rung_by = first_kernel(schedule, records, &request);
                 if last != 0 && (read == 0 || read >= rung_by) {
-                    verdict.violations.push(format!(
-                        "woken at {at} (asked for at {asked}) inside request {last} ({}..{}); the device had its first \
-                         kernel at {rung_by}, the caller had read the clock at {read}",
-                        request.start_ns, request.end_ns
-                    ));
+                    verdict.broken(
+                        at,
+                        format!(
+                            "woken at {at} (asked for at {asked}) inside request {last} ({}..{}); the device had its \
+                             first kernel at {rung_by}, the caller had read the clock at {read}",
+                            request.start_ns, request.end_ns
+                        ),
+                    );
                 }
             }
         } else if inside {
-            verdict.violations.push(format!(
-                "woken at {at} (asked for at {asked}) inside request {last} ({}..{}), neither held up on its way there nor taken back",
-                request.start_ns, request.end_ns
-            ));
+            verdict.broken(
+                at,
+                format!(
+                    "woken at {at} (asked for at {asked}) inside request {last} ({}..{}), neither held up on its way \
+                     there nor taken back",
+                    request.start_ns, request.end_ns
+                ),
+            );
             continue;
         }
         // The request before the wake was decided on.
@@ -469,10 +492,13 @@ fn judge_wakes(
             .max()
             .unwrap_or(request.end_ns);
         if at < idle + cooldown {
-            verdict.violations.push(format!(
-                "woken {} ns after request {last}, before 2 x its longest gap ({cooldown} ns)",
-                at - idle
-            ));
+            verdict.broken(
+                at,
+                format!(
+                    "woken {} ns after request {last}, before 2 x its longest gap ({cooldown} ns)",
+                    at - idle
+                ),
+            );
         }
     }
     requests
@@ -607,7 +633,10 @@ mod tests {
     #[test]
     fn a_wake_inside_a_request_is_taken_back_and_comes_once() {
         let stays = judged(&[(398, 399, 403, None)]);
-        assert!(stays.violations[0].contains("nor taken back"), "{stays:?}");
+        assert!(
+            stays.violations[0].1.contains("nor taken back"),
+            "{stays:?}"
+        );
         let twice = judged(&[(398, 399, 403, Some(404)), (405, 406, 407, Some(408))]);
         assert!(twice.violations.len() >= 2, "{twice:?}");
     }
@@ -665,6 +694,6 @@ mod tests {
         let soon = judged(&[(398, 399, 403, Some(404))]);
         assert!(soon.violations.is_empty(), "{soon:?}");
         let early = judged(&[(99, 100, 110, Some(411))]);
-        assert!(early.violations[0].contains("before 2 x"), "{early:?}");
+        assert!(early.violations[0].1.contains("before 2 x"), "{early:?}");
     }
 }

@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod elastic;
 pub mod engine;
+pub mod explain;
 pub mod exposition;
 pub mod figures;
 pub mod judge;
@@ -46,8 +47,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Whether agents that start from now on record their decisions ([`Node::recording`]).
+pub static RECORDS: AtomicBool = AtomicBool::new(false);
 
 /// The directory with the built binaries and preload libraries.
 ///
@@ -506,6 +510,11 @@ impl Node {
             .expect("the temporary directory is writable");
         let mut command = self.agent_command();
         command.arg("--config").arg(&self.config).stderr(log);
+        if RECORDS.load(Ordering::Relaxed) {
+            command
+                .arg("--record")
+                .arg(self.recording(self.recordings()));
+        }
         command
     }
 
@@ -522,6 +531,19 @@ impl Node {
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         command
+    }
+
+    /// The decisions of this node's agent number `agent`, from 0, where they are recorded.
+    #[must_use]
+    pub fn recording(&self, agent: usize) -> PathBuf {
+        self.dir.path().join(format!("decisions-{agent}"))
+    }
+
+    /// How many agents' decisions are recorded.
+    #[must_use]
+    pub fn recordings(&self) -> usize {
+        let has = |agent: &usize| self.recording(*agent).exists();
+        (0..).take_while(has).count()
     }
 
     /// Where the agent's log goes.

@@ -596,7 +596,8 @@ pub fn run_for(
         report.schedules += 1;
         report.preemptions += verdict.preemptions;
         report.worst_stuck_ns = report.worst_stuck_ns.max(verdict.worst_stuck_ns);
-        let broken = verdict.violations.into_iter().chain(failed);
+        let broken = verdict.violations.into_iter().map(|(_, what)| what);
+        let broken = broken.chain(failed);
         report.violations.extend(broken.map(|what| (this, what)));
         // Every incident that it survives has happened by now, and will again.
         if spared && share > 0.33 && nemesis.offline.len() == 1 {

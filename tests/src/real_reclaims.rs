@@ -10,11 +10,13 @@
 use crate::elastic::Elastic;
 use crate::engine::{Engine, judge};
 use crate::schedules::Rng;
-use crate::{Node, monotonic_ns, view, wait_until};
+use crate::{Node, RECORDS, explain, monotonic_ns, view, wait_until};
 use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidegate_sim::timeline::{Timeline, Who};
 use tidegate_vgpu::history::{Kind, Reader, Record};
 
 /// What all schedules came to.
@@ -132,6 +134,20 @@ impl Seen {
     }
 }
 
+/// A promise that was broken: when, and how.
+struct Broken {
+    at_ns: u64,
+    what: String,
+}
+
+impl From<String> for Broken {
+    /// It shows now.
+    fn from(what: String) -> Self {
+        let at_ns = monotonic_ns();
+        Self { at_ns, what }
+    }
+}
+
 struct Stage {
     engine: Engine,
     online: Elastic,
@@ -147,10 +163,11 @@ struct Stage {
     known_ns: u64,
     /// Processes that ended, and when: the device hears of it a little later, as no driver does.
     dead: BTreeMap<u32, u64>,
+    timeline: Option<Timeline>,
 }
 
 impl Stage {
-    fn new(rng: &mut Rng, broken: Break) -> Result<Self, String> {
+    fn new(rng: &mut Rng, broken: Break, timeline: Option<&Timeline>) -> Result<Self, String> {
         let node = Node::new(&["--set", "poison=0xa5", "--set", "unmap_us=100"], AGENT);
         let reader = Reader::open(&node.vgpu_dir()).map_err(|error| error.to_string())?;
         let records = Vec::new();
@@ -167,6 +184,7 @@ impl Stage {
             ranges: BTreeMap::new(),
             known_ns: 0,
             dead: BTreeMap::new(),
+            timeline: timeline.cloned(),
         };
         stage.settle()?;
         Ok(stage)
@@ -200,6 +218,25 @@ impl Stage {
         known.ok_or_else(|| "the agent does not count all that is held".to_owned())
     }
 
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if let Some(timeline) = &self.timeline {
+            timeline.put(monotonic_ns(), Who::Schedule, what());
+        }
+    }
+
+    /// What device and agents did, for the time line.
+    fn explain(&self) {
+        if let Some(timeline) = &self.timeline {
+            let online = self.online.process.pid();
+            explain::device(timeline, &self.records(), |pid| match pid {
+                _ if pid == online => "online".to_owned(),
+                _ if self.ranges.contains_key(&pid) => "engine".to_owned(),
+                _ => String::new(),
+            });
+            explain::decisions(timeline, &self.node);
+        }
+    }
+
     fn records(&self) -> Ref<'_, [Record]> {
         self.seen.borrow_mut().catch_up();
         Ref::map(self.seen.borrow(), |seen| seen.records.as_slice())
@@ -208,11 +245,13 @@ impl Stage {
     /// Online wants more, and gets it before long or does with less.
     fn burst(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
         let wanted = rng.between(20, 31);
+        self.tell(|| format!("online wants {wanted} blocks"));
         let got = wait_until(BURST, || {
             self.ask(wanted)
                 .map(|held| held >= wanted)
                 .filter(|all| *all)
         });
+        self.tell(|| format!("online has {} of {wanted} blocks", self.held));
         if got.is_some() {
             totals.granted += 1;
         } else {
@@ -236,6 +275,7 @@ impl Stage {
     }
 
     fn calm(&mut self) {
+        self.tell(|| format!("online gives up {} blocks", self.held));
         self.online.ask(&format!("release {}", self.held));
         self.held = 0;
     }
@@ -267,6 +307,7 @@ impl Stage {
 
     fn kill_engine(&mut self, rng: &mut Rng) -> Result<(), String> {
         let pid = self.engine.process.pid();
+        self.tell(|| format!("fault: the engine {pid} is killed"));
         self.engine.process.signal(libc::SIGKILL);
         let _ = self.engine.process.child.wait();
         self.dead.insert(pid, monotonic_ns());
@@ -290,6 +331,7 @@ impl Stage {
     }
 
     fn kill_online(&mut self) -> Result<(), String> {
+        self.tell(|| "fault: the online process is killed".to_owned());
         self.online.process.signal(libc::SIGKILL);
         let _ = self.online.process.child.wait();
         self.dead.insert(self.online.process.pid(), monotonic_ns());
@@ -299,12 +341,14 @@ impl Stage {
     }
 
     fn kill_agent(&mut self, rng: &mut Rng) {
+        self.tell(|| "fault: the agent is killed".to_owned());
         self.node.agent = None;
         // Shorter and longer than processes look for it ever more rarely.
         let most = if rng.percent(30) { 1_500 } else { 300 };
         let gone = Duration::from_millis(rng.between(0, most));
         std::thread::sleep(gone);
         self.node.start_agent(AGENT);
+        self.tell(|| "another agent serves".to_owned());
     }
 
     fn fault(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
@@ -325,9 +369,11 @@ impl Stage {
             _ => {
                 totals.stops += 1;
                 self.amid(rng, |stage, rng| {
+                    stage.tell(|| "fault: the engine is stopped".to_owned());
                     stage.engine.process.signal(libc::SIGSTOP);
                     std::thread::sleep(Duration::from_millis(rng.between(1, 80)));
                     stage.engine.process.signal(libc::SIGCONT);
+                    stage.tell(|| "the engine goes on".to_owned());
                 });
             }
         }
@@ -335,7 +381,7 @@ impl Stage {
         self.check()
     }
 
-    fn run(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), String> {
+    fn run(&mut self, rng: &mut Rng, totals: &mut Totals) -> Result<(), Broken> {
         let from = monotonic_ns();
         let fault_at = rng.percent(50).then(|| rng.between(0, 2));
         let (mut pid, mut before) = (self.engine.process.pid(), self.engine.told());
@@ -371,7 +417,7 @@ impl Stage {
         })
     }
 
-    fn judge(&mut self, from_ns: u64, totals: &mut Totals) -> Result<(), String> {
+    fn judge(&mut self, from_ns: u64, totals: &mut Totals) -> Result<(), Broken> {
         // A dead process' memory is free once the device has seen it go.
         let mut unfreed = None;
         // Shown no release, it waits in vain.
@@ -384,7 +430,7 @@ impl Stage {
             unfreed.is_none().then_some(())
         });
         if let Some(pid) = unfreed {
-            return Err(format!("memory of the dead process {pid} was not freed"));
+            return Err(format!("memory of the dead process {pid} was not freed").into());
         }
         let records = self.shown();
         for (pid, range) in &self.ranges {
@@ -392,12 +438,16 @@ impl Stage {
             let fresh = wrong.faults.iter().filter(|r| r.at_ns >= from_ns);
             totals.faults += fresh.count() as u64;
             if let Some(fault) = wrong.faults.first() {
-                return Err(format!("the device faulted: {fault:?}"));
+                return Err(Broken {
+                    at_ns: fault.at_ns,
+                    what: format!("the device faulted: {fault:?}"),
+                });
             }
             if let Some(unmap) = wrong.unmaps.first() {
-                return Err(format!(
-                    "a mapping changed while a channel was enabled: {unmap:?}"
-                ));
+                return Err(Broken {
+                    at_ns: unmap.at_ns,
+                    what: format!("a mapping changed while a channel was enabled: {unmap:?}"),
+                });
             }
         }
         if let Some((at, held)) = overdrawn(&records, from_ns.max(self.known_ns), &self.dead) {
@@ -420,7 +470,7 @@ impl Stage {
                 .collect();
             let log = std::fs::read_to_string(self.node.agent_log()).unwrap_or_default();
             let log: Vec<&str> = log.lines().collect();
-            return Err(format!(
+            let what = format!(
                 "{} MiB were held at once, of {POOL_MIB} MiB ({}; online is {}, engine {}), {} ms after the schedule began \
                  and {} ms ago\n{}\n{}",
                 sum >> 20,
@@ -431,7 +481,8 @@ impl Stage {
                 (monotonic_ns() - at) / 1_000_000,
                 order.join("\n"),
                 log[log.len().saturating_sub(80)..].join("\n"),
-            ));
+            );
+            return Err(Broken { at_ns: at, what });
         }
         let dead = std::mem::take(&mut self.dead);
         self.ranges.retain(|pid, _| !dead.contains_key(pid));
@@ -522,8 +573,15 @@ fn start(node: &Node, rng: &mut Rng, number: u64, broken: Break) -> Engine {
     Engine::start(node, &job, &args)
 }
 
-/// Runs `count` schedules from `seed` on.
-pub fn run(seed: u64, count: u64, broken: Break, mut progress: impl FnMut(u64, &Totals)) -> Totals {
+/// Runs `count` schedules from `seed` on, and tells them on `timeline`.
+pub fn run(
+    seed: u64,
+    count: u64,
+    broken: Break,
+    timeline: Option<&Timeline>,
+    mut progress: impl FnMut(u64, &Totals),
+) -> Totals {
+    RECORDS.store(timeline.is_some(), Ordering::Relaxed);
     let mut totals = Totals::default();
     let mut stage: Option<Stage> = None;
     for seed in seed..seed + count {
@@ -531,11 +589,18 @@ pub fn run(seed: u64, count: u64, broken: Break, mut progress: impl FnMut(u64, &
         let ran = crate::sweep::caught(|| {
             let here = match &mut stage {
                 Some(stage) => stage,
-                none => none.insert(Stage::new(&mut rng, broken)?),
+                none => none.insert(Stage::new(&mut rng, broken, timeline)?),
             };
             here.run(&mut rng, &mut totals)
         });
+        if let Some(stage) = &stage {
+            stage.explain();
+        }
         if let Err(what) = ran {
+            if let Some(timeline) = timeline {
+                timeline.put(what.at_ns, Who::Judge, what.what.as_str());
+            }
+            let what = what.what;
             totals.violations.push((seed, what));
             stage = None;
         }

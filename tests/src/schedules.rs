@@ -8,10 +8,14 @@
 use crate::judge::{Schedule, Verdict, judge};
 use crate::personality::{self, chosen, expected};
 use crate::view::status;
-use crate::{Node, Offline, Online, compile, monotonic_ns, turns, wait_for, wait_until};
+use crate::{
+    Node, Offline, Online, RECORDS, compile, explain, monotonic_ns, turns, wait_for, wait_until,
+};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_sim::gate::{Played, Totals, Violation};
+use tidegate_sim::timeline::Timeline;
 use tidegate_vgpu::history::{self, Kind, Record};
 use tidegate_vgpu::personality::Personality;
 
@@ -58,6 +62,8 @@ pub struct Nemesis {
     of_job: BTreeMap<u32, u32>,
     /// Records of the history already judged.
     judged: usize,
+    /// Where schedules are told, if they are.
+    pub timeline: Option<Timeline>,
 }
 
 impl Nemesis {
@@ -92,6 +98,7 @@ impl Nemesis {
             jobs,
             of_job: BTreeMap::new(),
             judged: 0,
+            timeline: None,
         };
         nemesis.refill(1);
         nemesis
@@ -176,6 +183,7 @@ impl Nemesis {
             verdict.violations.extend(together);
             verdict.swaps = swaps;
         }
+        self.tells(&schedule, &records, &verdict);
         self.judged = records.len();
         (verdict, end - schedule.start_ns)
     }
@@ -184,12 +192,28 @@ impl Nemesis {
     pub fn run_by_launches(&mut self, seed: u64) -> (Verdict, u64) {
         let (schedule, records, end) = self.play(seed, 40, &mut Self::fault);
         let mut verdict = judge_launches(&schedule, &records[self.judged.min(records.len())..]);
-        self.judged = records.len();
         let now = status(&self.node);
         if chosen(&now) != Ok(expected(Personality::Deaf)) {
-            verdict.violations.push(format!("the agent says {now}"));
+            let what = format!("the agent says {now}");
+            verdict.violations.push((end, what));
         }
+        self.tells(&schedule, &records, &verdict);
+        self.judged = records.len();
         (verdict, end - schedule.start_ns)
+    }
+
+    fn tells(&self, schedule: &Schedule, records: &[Record], verdict: &Verdict) {
+        if let Some(timeline) = &self.timeline {
+            explain::gate(timeline, schedule, verdict);
+            let fresh = &records[self.judged.min(records.len())..];
+            explain::device(timeline, fresh, |pid| match self.of_job.get(&pid) {
+                Some(job) => format!("offline, job-{job}"),
+                None if schedule.offline.contains(&pid) => "offline".to_owned(),
+                None if pid == schedule.online => "online".to_owned(),
+                None => String::new(),
+            });
+            explain::decisions(timeline, &self.node);
+        }
     }
 
     /// What happens in the schedule of `seed`: all of the history by its end.
@@ -310,9 +334,8 @@ fn judge_launches(schedule: &Schedule, records: &[Record]) -> Verdict {
         records.iter().filter(of_kind)
     };
     for fault in own(Kind::Fault) {
-        verdict
-            .violations
-            .push(format!("offline work was lost: {fault:?}"));
+        let what = format!("offline work was lost: {fault:?}");
+        verdict.violations.push((fault.at_ns, what));
     }
     let starts: Vec<u64> = own(Kind::KernelStart).map(|r| r.at_ns).collect();
     for request in &schedule.requests {
@@ -338,15 +361,18 @@ fn judge_with_past(schedule: &Schedule, past: &[Record], fresh: &[Record], end: 
     judge(schedule, &all, end)
 }
 
-/// Runs schedules `seed..seed + count` on firmware of a personality, with so many jobs.
+/// Runs schedules `seed..seed + count` on firmware of a personality, with so many jobs, and tells them on `timeline`.
 #[must_use]
 pub fn run(
     played: Played,
     seed: u64,
     count: u64,
+    timeline: Option<&Timeline>,
     mut progress: impl FnMut(u64, &Totals),
 ) -> Totals {
+    RECORDS.store(timeline.is_some(), Ordering::Relaxed);
     let mut nemesis = Nemesis::of(played.personality, played.jobs);
+    nemesis.timeline = timeline.cloned();
     let mut totals = Totals {
         launches_only: played.personality == Personality::Deaf,
         swaps_needed: played.jobs > 1,
@@ -372,7 +398,7 @@ pub fn run(
         let violations = verdict.violations.into_iter();
         totals
             .violations
-            .extend(violations.map(|what| Violation { seed: this, what }));
+            .extend(violations.map(|(_, what)| Violation { seed: this, what }));
         progress(this, &totals);
     }
     totals

@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 ///
 /// # Errors
 /// What the schedule says, or its panic.
-pub fn caught(schedule: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub fn caught<E: From<String>>(schedule: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     catch_unwind(AssertUnwindSafe(schedule)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        Err(text.unwrap_or_else(|| "the schedule did not go through".to_owned()))
+        let text = text.unwrap_or_else(|| "the schedule did not go through".to_owned());
+        Err(text.into())
     })
 }

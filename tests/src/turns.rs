@@ -25,7 +25,7 @@ pub fn judge(
     schedule: &Schedule,
     of_job: &BTreeMap<u32, u32>,
     records: &[Record],
-) -> (u64, Vec<String>) {
+) -> (u64, Vec<(u64, String)>) {
     let mut records: Vec<&Record> = records
         .iter()
         .filter(|r| of_job.contains_key(&r.pid))
@@ -70,10 +70,11 @@ pub fn judge(
                     foreign && channel.enabled && channel.known && !dead
                 });
                 if let Some((_, other)) = beside {
-                    broken.push(format!(
+                    let what = format!(
                         "at {at} process {} was enabled beside {}, of another job",
                         record.pid, other.pid
-                    ));
+                    );
+                    broken.push((at, what));
                 }
             }
             _ => {}

@@ -83,6 +83,17 @@ pub enum DecisionsError {
     },
 }
 
+/// What a recording has, in order.
+#[derive(Debug)]
+pub enum Entry<'a> {
+    /// What the policy was told.
+    Event(&'a Event<'a>),
+    /// It goes on with other settings.
+    Configured,
+    /// What it answered.
+    Effect(&'a Effect),
+}
+
 /// What was replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -210,6 +221,17 @@ pub fn write_lost(out: &mut impl Write, count: u64) -> std::io::Result<()> {
 /// # Errors
 /// When the recording is not one, has holes, or differs.
 pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
+    replay_with(recording, |_, _| {})
+}
+
+/// As [`replay`], and shows each entry on the way.
+///
+/// # Errors
+/// As [`replay`]; what comes before has been shown.
+pub fn replay_with(
+    recording: impl BufRead,
+    mut show: impl FnMut(Instant, Entry<'_>),
+) -> Result<Replayed, DecisionsError> {
     let mut node: Option<Node> = None;
     let mut start = None;
     let mut is_former = false;
@@ -255,10 +277,13 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                 effects.clear();
                 if name == CONFIGURED {
                     let config = config_of(&fields).ok_or_else(bad)?;
+                    show(now, Entry::Configured);
                     node.configure(config, now, &mut effects);
                 } else if let Some(name) = name.strip_prefix(memory::PREFIX) {
                     let step = |event: MemoryEvent<'_>| {
-                        node.step(event.into(), now, &mut effects);
+                        let event = event.into();
+                        show(now, Entry::Event(&event));
+                        node.step(event, now, &mut effects);
                     };
                     let name = if is_former {
                         former::memory_event(name)
@@ -269,7 +294,11 @@ pub fn replay(recording: impl BufRead) -> Result<Replayed, DecisionsError> {
                 } else {
                     let event = lease::read(name, &fields).map(Event::Lease);
                     let event = event.or_else(|| event_of(name, &fields)).ok_or_else(bad)?;
+                    show(now, Entry::Event(&event));
                     node.step(event, now, &mut effects);
+                }
+                for effect in &effects {
+                    show(now, Entry::Effect(effect));
                 }
                 expected.extend(effects.iter().map(|effect| format!("{effect:?}")));
                 replayed.events += 1;

@@ -6,6 +6,7 @@
 use crate::defect::Defect;
 use crate::dice::{MS, US};
 use crate::ports::{Heard, Machine, Queue, Wire};
+use crate::timeline::Who;
 use crate::world::{Agent, Ev, Fact, In, Issue, Play, World, pid_of, process_of, uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -101,7 +102,10 @@ impl<P: Play> World<P> {
                 prover: Box::new(wire.clone()),
                 machine: Box::new(Machine(wire.clone(), self.switches.clone())),
                 events: Box::new(wire.clone()),
-                recorder: None,
+                recorder: self
+                    .timeline
+                    .clone()
+                    .map(|timeline| Box::new(timeline) as Box<dyn ports::Recorder>),
             },
         });
         Agent {
@@ -283,7 +287,10 @@ impl<P: Play> World<P> {
                 self.tell_in(MS, In::Node(Input::Released(released)));
             }
             Heard::Woken(pid) => P::passes(self, pid),
-            Heard::Noted(kind) => self.play.noted(kind),
+            Heard::Noted(kind) => {
+                self.tells(Who::Agent, || format!("tells people: {kind}"));
+                self.play.noted(kind);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::defect::Defect;
 use crate::dice::{MS, US};
 use crate::ports::{Shared, Stream};
+use crate::timeline::Who;
 use crate::world::{Ev, In, Play, World, client_of, process_of, uuid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,6 +38,15 @@ impl<P: Play> World<P> {
         agent.sessions += 1;
         let (session, wire) = (agent.sessions, agent.wire.clone());
         process.new_page(session, now);
+        if let Some(timeline) = &self.timeline {
+            let kind = if process.is_online() {
+                "online"
+            } else {
+                "offline"
+            };
+            let what = format!("process {pid} ({kind}) attaches as session {session}");
+            timeline.put(now, Who::Schedule, what);
+        }
         let stamp = Stamp {
             theirs_ns: process.clock(now),
             from_ns: now,

@@ -33,4 +33,5 @@ mod ports;
 mod process;
 pub mod reclaim;
 pub mod sweep;
+pub mod timeline;
 mod world;

@@ -8,6 +8,7 @@ use crate::defect::Defect;
 use crate::dice::{Dice, MS};
 use crate::ports::{Switches, Time, Wire, Words};
 use crate::process::Process;
+use crate::timeline::{Timeline, Who};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -54,6 +55,8 @@ pub(crate) trait Play: Debug + Sized {
     fn ends(_world: &mut World<Self>) {}
     /// The judge learns what is so.
     fn learns(&mut self, now: u64, fact: Fact<'_>);
+    /// What an event of this play is in a time line, and whether there are many alike; None: not worth a line.
+    fn told_of(event: &Self::Ev) -> Option<(String, bool)>;
 
     /// A process began and is about to attach.
     fn spawned(world: &mut World<Self>, pid: usize);
@@ -197,6 +200,8 @@ pub(crate) struct World<P: Play> {
     pub pending: usize,
     pub last_action: u64,
     pub over: bool,
+    /// Where the schedule is told, if it is.
+    pub timeline: Option<Timeline>,
 }
 
 /// What reaches the control thread.
@@ -341,6 +346,7 @@ impl<P: Play> World<P> {
             pending: 0,
             last_action: 0,
             over: false,
+            timeline: None,
         }
     }
 
@@ -358,8 +364,16 @@ impl<P: Play> World<P> {
         self.rules.broken == Some(defect)
     }
 
+    /// A line for the time line, if there is one.
+    pub fn tells(&self, who: Who, what: impl FnOnce() -> String) {
+        if let Some(timeline) = &self.timeline {
+            timeline.put(self.now, who, what());
+        }
+    }
+
     /// The judge learns something.
     pub fn learns(&mut self, fact: Fact<'_>) {
+        self.tells_fact(&fact);
         self.play.learns(self.now, fact);
     }
 
@@ -416,10 +430,95 @@ impl<P: Play> World<P> {
         (self.play, self.now)
     }
 
+    /// What the device did, for the time line.
+    fn tells_device(&self, gpu: usize, event: &tidegate_device::Event) {
+        let Some(timeline) = &self.timeline else {
+            return;
+        };
+        let whose = |owns: &dyn Fn(&(TsgId, ChannelId)) -> bool| {
+            let used = |process: &Process<P::Own>| {
+                let devices = process.devices.iter().filter(|own| own.gpu == gpu);
+                devices.flat_map(|own| &own.channels).any(owns)
+            };
+            let pid = self.processes.iter().position(used);
+            match pid.map(|pid| (pid, self.processes[pid].job)) {
+                Some((pid, Some(job))) => format!("GPU {gpu}, process {pid} (job {job})"),
+                Some((pid, None)) => format!("GPU {gpu}, process {pid} (online)"),
+                None => format!("GPU {gpu}, nobody's"),
+            }
+        };
+        let of = |channel: ChannelId| whose(&|own| own.1 == channel);
+        let (whom, what) = match event.kind {
+            EventKind::Started { channel, .. } => (of(channel), "a kernel begins"),
+            EventKind::Finished { channel, .. } => (of(channel), "a kernel ends"),
+            EventKind::TsgRun { tsg, .. } => (whose(&|own| own.0 == tsg), "gets on the engine"),
+            EventKind::TsgStop { tsg, .. } => (whose(&|own| own.0 == tsg), "gets off the engine"),
+            EventKind::Disabled { channel, .. } | EventKind::Enabled { channel, .. } => {
+                let on = matches!(event.kind, EventKind::Enabled { .. });
+                let what = if on { "enabled" } else { "disabled" };
+                let line = format!("{}: {channel:?} is {what}", of(channel));
+                return timeline.put(event.at, Who::Device, line);
+            }
+            EventKind::Overtaken { .. } => return,
+        };
+        timeline.put_often(event.at, Who::Device, whom, what);
+    }
+
+    fn tells_fact(&self, fact: &Fact<'_>) {
+        let line = match fact {
+            Fact::Agent { up: true, new } => {
+                let what = if *new { "starts" } else { "goes on" };
+                (Who::Schedule, format!("the agent {what}"))
+            }
+            Fact::Agent { up: false, .. } => {
+                (Who::Schedule, "the agent is killed or stopped".to_owned())
+            }
+            Fact::ChannelUp {
+                gpu, channel, job, ..
+            } => (
+                Who::Schedule,
+                format!("job {job} makes {channel:?} on GPU {gpu}"),
+            ),
+            Fact::ChannelDown(gpu, channel) => {
+                (Who::Schedule, format!("{channel:?} of GPU {gpu} is freed"))
+            }
+            Fact::OnlineGone(pid) => (Who::Schedule, format!("process {pid} (online) is gone")),
+            Fact::DisableCall {
+                gpu,
+                list,
+                order,
+                drawn,
+            } => {
+                let us = drawn / 1_000;
+                let what = format!("order {order}: disables {list:?} of GPU {gpu}, in {us} us");
+                (Who::Agent, what)
+            }
+            Fact::EnableCall { gpu, list, order } => (
+                Who::Agent,
+                format!("order {order}: enables {list:?} of GPU {gpu}"),
+            ),
+            // The device's history has these.
+            Fact::Run(..) | Fact::Stop(..) | Fact::Disabled(..) | Fact::Enabled(..) => return,
+        };
+        self.tells(line.0, || line.1);
+    }
+
+    fn tells_play(&self, event: &P::Ev) {
+        let told = self.timeline.as_ref().zip(P::told_of(event));
+        match told {
+            Some((timeline, (what, true))) => {
+                timeline.put_often(self.now, Who::Schedule, "", &what);
+            }
+            Some((timeline, (what, false))) => timeline.put(self.now, Who::Schedule, what),
+            None => {}
+        }
+    }
+
     /// The device's history goes to the judge, and to the processes that wait for work to end.
     fn remember(&mut self) {
         while !self.history.is_empty() {
             for (gpu, event) in core::mem::take(&mut self.history) {
+                self.tells_device(gpu, &event);
                 let at = event.at;
                 let fact = match event.kind {
                     EventKind::Finished { tag, .. } => {
@@ -479,7 +578,10 @@ impl<P: Play> World<P> {
                 self.spawn(*process);
             }
             Ev::Over => self.is_over(),
-            Ev::Play(event) => P::happens(self, event),
+            Ev::Play(event) => {
+                self.tells_play(&event);
+                P::happens(self, event);
+            }
         }
     }
 

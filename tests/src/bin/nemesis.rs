@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidegate_policy::ids::Bytes;
 use tidegate_policy::resident::resident;
-use tidegate_sim::gate::{Break, Played, Totals, run_all};
+use tidegate_sim::gate::{Break, Played, Totals, explain, run_all};
 use tidegate_sim::reclaim as play;
+use tidegate_sim::timeline::Timeline;
 use tidegate_tests::clock::Standstill;
 use tidegate_tests::slurm::missing;
 use tidegate_tests::{
@@ -84,6 +85,9 @@ struct Run {
     /// Also writes the figures there.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Runs the schedule of the seed alone, and prints its events, effects and device history on one time line.
+    #[arg(long)]
+    explain: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -224,8 +228,43 @@ fn breaks(name: &str) -> Result<Break, String> {
     Break::from_name(name).ok_or_else(|| format!("one of {}", known()))
 }
 
+/// The kinds whose schedules cannot be told on a time line, and why.
+fn unexplained(what: &What) -> Option<(&'static str, &'static str)> {
+    let (kind, run, why) = match what {
+        What::Reclaim(wanted) if wanted.mode == ReclaimMode::StandIn => (
+            "reclaim --mode stand-in",
+            &wanted.run,
+            "a stand-in decides, not the policy",
+        ),
+        What::Operators(wanted) => (
+            "operators",
+            &wanted.run,
+            "it runs for a time, not one schedule; its agents are replaced by others",
+        ),
+        What::Hostile(wanted) => (
+            "hostile",
+            &wanted.run,
+            "it judges time and memory of the agent",
+        ),
+        What::Cluster(wanted) => (
+            "cluster",
+            &wanted.run,
+            "Slurm decides; its log has the order",
+        ),
+        _ => return None,
+    };
+    run.explain.then_some((kind, why))
+}
+
 fn main() -> ExitCode {
-    let gate = match Args::parse().what {
+    let what = Args::parse().what;
+    if let Some((kind, why)) = unexplained(&what) {
+        eprintln!(
+            "nemesis: --explain is not of {kind}: {why}. It is of gate, and of reclaim with --mode virtual or real"
+        );
+        return ExitCode::from(2);
+    }
+    let gate = match what {
         What::Gate(gate) => gate,
         What::Reclaim(wanted) => return reclaim(&wanted),
         What::Operators(wanted) => return operate(&wanted),
@@ -254,17 +293,23 @@ fn main() -> ExitCode {
         eprintln!("nemesis: --hints is of --mode virtual; with real processes see tests/gate.rs");
         return ExitCode::from(2);
     }
+    let schedules = if gate.run.explain { 1 } else { gate.schedules };
+    let timeline = gate.run.explain.then(Timeline::default);
     let totals = match gate.mode {
         Mode::Virtual => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            run_all(gate.run.seed, gate.schedules, threads, played)
+            run_all(gate.run.seed, schedules, threads, played)
         }
-        Mode::Real => schedules::run(played, gate.run.seed, gate.schedules, |seed, totals| {
-            if totals.schedules.is_multiple_of(20) {
-                eprintln!("{} schedules, last seed {seed}", totals.schedules);
-            }
-        }),
+        Mode::Real => {
+            let went = |seed, totals: &Totals| went(totals.schedules, seed);
+            schedules::run(played, gate.run.seed, schedules, timeline.as_ref(), went)
+        }
     };
+    match (timeline, gate.mode) {
+        (Some(_), Mode::Virtual) => print!("{}", explain(gate.run.seed, played)),
+        (Some(timeline), Mode::Real) => print!("{timeline}"),
+        (None, _) => {}
+    }
     match report(&gate, personality, &totals) {
         Ok(code) => code,
         Err(error) => {
@@ -498,7 +543,12 @@ type Outcome = (Vec<(u64, String)>, serde_json::Value, bool);
 fn reclaim_virtual(wanted: &Reclaim) -> Result<Outcome, String> {
     let broken = named(&play::Break::NAMES, &wanted.broken)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let schedules = wanted.schedules.unwrap_or(2_000);
+    let schedules = if wanted.run.explain {
+        print!("{}", play::explain(wanted.run.seed, broken));
+        1
+    } else {
+        wanted.schedules.unwrap_or(2_000)
+    };
     let totals = play::run_all(wanted.run.seed, schedules, threads, broken);
     let figures = totals.figures;
     let json = serde_json::json!({
@@ -528,10 +578,17 @@ fn went(schedules: u64, seed: u64) {
 
 fn reclaim_real(wanted: &Reclaim) -> Result<Outcome, String> {
     let broken = named(&real_reclaims::Break::NAMES, &wanted.broken)?;
-    let schedules = wanted.schedules.unwrap_or(200);
-    let totals = real_reclaims::run(wanted.run.seed, schedules, broken, |seed, totals| {
+    let timeline = wanted.run.explain.then(Timeline::default);
+    let schedules = timeline
+        .as_ref()
+        .map_or(wanted.schedules.unwrap_or(200), |_| 1);
+    let (seed, timed) = (wanted.run.seed, timeline.as_ref());
+    let totals = real_reclaims::run(seed, schedules, broken, timed, |seed, totals| {
         went(totals.schedules, seed);
     });
+    if let Some(timeline) = timeline {
+        print!("{timeline}");
+    }
     let figures = serde_json::json!({
         "schedules": totals.schedules,
         "violations": totals.violations.len(),

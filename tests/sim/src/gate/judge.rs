@@ -20,6 +20,7 @@
 use super::script::Word;
 use crate::dice::{MS, US};
 use crate::process::of_mask;
+use crate::timeline::{Timeline, Who};
 use crate::world::Fact;
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate_device::{ChannelId, TsgId};
@@ -158,6 +159,8 @@ pub(super) struct Judge {
     last_preemption: u64,
     violations: Vec<String>,
     figures: Figures,
+    /// Where violations are marked besides, if the schedule is told.
+    pub timeline: Option<Timeline>,
 }
 
 impl Judge {
@@ -200,6 +203,9 @@ impl Judge {
     }
 
     fn violated(&mut self, now: u64, what: &str) {
+        if let Some(timeline) = &self.timeline {
+            timeline.put(now, Who::Judge, what);
+        }
         let kind = what.split(' ').take(2).collect::<Vec<_>>().join(" ");
         let alike = self.violations.iter().filter(|one| one.contains(&kind));
         if alike.count() < KEPT {

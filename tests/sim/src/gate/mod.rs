@@ -13,6 +13,7 @@ mod play;
 mod script;
 
 use crate::sweep;
+use crate::timeline::Timeline;
 pub use breaks::Break;
 pub use judge::Figures;
 use play::Gate;
@@ -71,7 +72,15 @@ impl Totals {
 /// Runs one schedule.
 #[must_use]
 pub fn run(seed: u64, played: Played) -> (Vec<String>, Figures) {
-    Gate::schedule(seed, played)
+    Gate::schedule(seed, played, None)
+}
+
+/// Runs one schedule again and tells it on a time line.
+#[must_use]
+pub fn explain(seed: u64, played: Played) -> Timeline {
+    let timeline = Timeline::default();
+    let _ = Gate::schedule(seed, played, Some(&timeline));
+    timeline
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
@@ -149,6 +158,35 @@ mod tests {
             let seen = |v: &Violation| v.what.contains("ran beside");
             assert!(totals.violations.iter().any(seen), "{}", personality.name());
         }
+    }
+
+    /// P-EQUIPMENT-14: told or not, it is the same schedule. What broke stands on the time line, among what led to it.
+    #[test]
+    fn a_schedule_that_broke_a_promise_is_told_on_one_time_line() {
+        let played = played(Break::NoCooldown, Personality::Evicts);
+        let totals = run_all(1, 20, 1, played);
+        let broken = totals.violations.first().expect("it has no cooldown");
+        let told = explain(broken.seed, played).to_string();
+        let (at, what) = broken.what.split_once(" ms: ").expect("a time");
+        let at = at.trim_start_matches("at ");
+        let marked = told.lines().find(|line| line.starts_with(">>>"));
+        let marked = marked.expect("a violation is marked");
+        assert!(marked.ends_with(what), "{marked}: {what}");
+        assert!(marked.contains(&at[..at.len() - 3]), "{marked}: {at}");
+        for who in [
+            "  schedule  ",
+            "  event     ",
+            "  effect    ",
+            "  agent     ",
+            "  device    ",
+        ] {
+            assert!(told.contains(who), "nothing is told of{who}in {told}");
+        }
+        let times = told.lines().skip(2).map(|line| {
+            let time = line[3..].trim_start().split(' ').next().unwrap_or_default();
+            time.parse::<f64>().expect("a time")
+        });
+        assert!(times.is_sorted(), "{told}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::judge::{Figures, Judge};
 use super::script::{Fault, Request, Script, Word};
 use crate::dice::{Dice, MS};
 use crate::process::{PROBE_MAX, Process};
+use crate::timeline::Timeline;
 use crate::world::{Fact, Play, Rules, World};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -116,7 +117,11 @@ const fn means(personality: Personality, broken: Break) -> (Level, Method) {
 
 impl Gate {
     /// One schedule from its first event to its verdict.
-    pub fn schedule(seed: u64, played: Played) -> (Vec<String>, Figures) {
+    pub fn schedule(
+        seed: u64,
+        played: Played,
+        timeline: Option<&Timeline>,
+    ) -> (Vec<String>, Figures) {
         let Played {
             broken,
             personality,
@@ -164,7 +169,7 @@ impl Gate {
             broken: broken.defect(),
         };
         let slack = if script.syncs { 0 } else { PROBE_MAX };
-        let gate = Self {
+        let mut gate = Self {
             judge: Judge::new(
                 script.gpus,
                 slack,
@@ -175,7 +180,10 @@ impl Gate {
             open_gates: BTreeSet::new(),
             broken,
         };
-        let (gate, end) = World::new(seed, dice, rules, gate).run();
+        gate.judge.timeline = timeline.cloned();
+        let mut world = World::new(seed, dice, rules, gate);
+        world.timeline = timeline.cloned();
+        let (gate, end) = world.run();
         gate.judge.close(end)
     }
 }
@@ -245,6 +253,16 @@ impl Play for Gate {
 
     fn learns(&mut self, now: u64, fact: Fact<'_>) {
         self.judge.learns(now, fact);
+    }
+
+    fn told_of(event: &Happening) -> Option<(String, bool)> {
+        match event {
+            Happening::Request(pid) => Some((format!("process {pid} begins a request"), false)),
+            Happening::Launch(pid) => Some((format!("process {pid} launches"), true)),
+            Happening::Lie(pid) => Some((format!("process {pid} lies of its requests"), false)),
+            Happening::Fault(fault) => Some((format!("fault: {fault}"), false)),
+            Happening::LaunchReturned(_) | Happening::SyncReturned(_) | Happening::Seen => None,
+        }
     }
 
     fn fired(&mut self) {

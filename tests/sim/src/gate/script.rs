@@ -1,6 +1,7 @@
 //! What a schedule does, drawn from its seed before it starts.
 
 use crate::dice::{Dice, MS, US};
+use std::fmt;
 
 /// One request of an online process.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +43,29 @@ pub(super) enum Fault {
     OfflineExecs,
     /// An offline process makes a channel more.
     NewChannel,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self {
+            Self::AgentKilled(ns) => {
+                return write!(
+                    f,
+                    "the agent is killed, another starts {} ms later",
+                    ns / MS
+                );
+            }
+            Self::AgentStopped(ns) => return write!(f, "the agent is stopped for {} ms", ns / MS),
+            Self::OnlineKilled => "an online process is killed, another starts",
+            Self::OnlineForks => "an online process forks",
+            Self::OnlineExecs => "an online process execs",
+            Self::OfflineKilled => "an offline process is killed, another starts",
+            Self::OfflineForks => "an offline process forks",
+            Self::OfflineExecs => "an offline process execs",
+            Self::NewChannel => "an offline process makes one more channel",
+        };
+        f.write_str(what)
+    }
 }
 
 /// A whole schedule.

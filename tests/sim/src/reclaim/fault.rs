@@ -1,6 +1,7 @@
 //! What goes wrong in a schedule, and on what it may wait.
 
 use crate::dice::MS;
+use std::fmt;
 
 /// Faults and demands end here, ns, and everything is to come to rest.
 pub(super) const SCRIPT: u64 = 2_500 * MS;
@@ -34,4 +35,32 @@ pub(super) enum Fault {
     QueueFull(u64),
     /// The driver refuses to disable and enable for so long.
     DriverRefuses(u64),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: &u64| ns / MS;
+        match self {
+            Self::SchedulerRestarts => f.write_str("the scheduler of an engine starts over"),
+            Self::Arrives => f.write_str("a request arrives"),
+            Self::OfflineKilled => f.write_str("an offline process is killed"),
+            Self::OnlineKilled => f.write_str("the online process is killed"),
+            Self::AgentKilled(ns) => {
+                write!(f, "the agent is killed, another starts {} ms later", ms(ns))
+            }
+            Self::AgentStopped(ns) => write!(f, "the agent is stopped for {} ms", ms(ns)),
+            Self::OfflineStopped(ns) => {
+                write!(f, "an offline process is stopped for {} ms", ms(ns))
+            }
+            Self::StreamLost => f.write_str("a process loses its stream and attaches again"),
+            Self::QueueFull(ns) => write!(f, "issue threads take no orders for {} ms", ms(ns)),
+            Self::DriverRefuses(ns) => {
+                write!(
+                    f,
+                    "the driver refuses to disable and enable for {} ms",
+                    ms(ns)
+                )
+            }
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod service;
 mod talk;
 
 use crate::sweep;
+use crate::timeline::Timeline;
 pub use figures::{Break, Figures};
 use play::Reclaim;
 
@@ -60,7 +61,15 @@ impl Totals {
 /// Runs one schedule.
 #[must_use]
 pub fn run(seed: u64, broken: Break) -> (Vec<String>, Figures) {
-    Reclaim::schedule(seed, broken)
+    Reclaim::schedule(seed, broken, None)
+}
+
+/// Runs one schedule again and tells it on a time line.
+#[must_use]
+pub fn explain(seed: u64, broken: Break) -> Timeline {
+    let timeline = Timeline::default();
+    let _ = Reclaim::schedule(seed, broken, Some(&timeline));
+    timeline
 }
 
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
@@ -93,6 +102,25 @@ mod tests {
     fn nothing_is_enabled_by_an_older_record_of_its_channel() {
         for seed in [13_000, 14_172, 14_728, 18_596] {
             assert_eq!(run(seed, Break::Nothing).0, Vec::<String>::new(), "{seed}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_that_broke_a_promise_is_told_on_one_time_line() {
+        let totals = run_all(1, 20, 1, Break::UnmapEnabled);
+        let (seed, what) = totals.violations.first().expect("it is broken");
+        let told = explain(*seed, Break::UnmapEnabled).to_string();
+        let what = what.split_once(" ms: ").expect("a time").1;
+        let marked = told.lines().find(|line| line.starts_with(">>>"));
+        assert!(marked.is_some_and(|line| line.ends_with(what)), "{told}");
+        for who in [
+            "  schedule  ",
+            "  event     ",
+            "  effect    ",
+            "  agent     ",
+            "  device    ",
+        ] {
+            assert!(told.contains(who), "nothing is told of{who}in {told}");
         }
     }
 

@@ -5,6 +5,7 @@ use super::fault::{Fault, SCRIPT, Trigger};
 use super::figures::{Break, Figures};
 use crate::dice::{Dice, MS};
 use crate::process::Process;
+use crate::timeline::{Timeline, Who};
 use crate::world::{Fact, Play, Rules, World};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub(super) struct Reclaim {
     pub figures: Figures,
     /// When each job ran last, once the script is over, ns.
     pub ran: BTreeMap<Option<u32>, u64>,
+    /// Where violations are marked besides, if the schedule is told.
+    pub timeline: Option<Timeline>,
 }
 
 /// What happens to programs.
@@ -251,7 +254,11 @@ fn config(seed: u64) -> Config {
 
 impl Reclaim {
     /// One schedule from its first event to its verdict.
-    pub fn schedule(seed: u64, broken: Break) -> (Vec<String>, Figures) {
+    pub fn schedule(
+        seed: u64,
+        broken: Break,
+        timeline: Option<&Timeline>,
+    ) -> (Vec<String>, Figures) {
         let mut dice = Dice::new(seed);
         let jobs = dice.between(1, 2);
         let rules = Rules {
@@ -272,14 +279,19 @@ impl Reclaim {
             violations: Vec::new(),
             figures: Figures::default(),
             ran: BTreeMap::new(),
+            timeline: timeline.cloned(),
         };
         let mut world = World::new(seed, dice, rules, reclaim);
+        world.timeline = timeline.cloned();
         world.draw_programs(jobs);
         let (reclaim, _) = world.run();
         (reclaim.violations, reclaim.figures)
     }
 
     pub fn violated(&mut self, now: u64, what: &str) {
+        if let Some(timeline) = &self.timeline {
+            timeline.put(now, Who::Judge, what);
+        }
         if self.violations.len() < KEPT {
             let (ms, ns) = (now / MS, now % MS);
             self.violations.push(format!("at {ms}.{ns:06} ms: {what}"));
@@ -394,6 +406,45 @@ impl Play for Reclaim {
     }
 
     fn learns(&mut self, _now: u64, _fact: Fact<'_>) {}
+
+    fn told_of(event: &Happening) -> Option<(String, bool)> {
+        let (often, once) = (|text| Some((text, true)), |text| Some((text, false)));
+        match event {
+            Happening::Ordered(pid, _, order) => once(format!("process {pid} hears {order:?}")),
+            Happening::Changed(pid) => {
+                often(format!("process {pid} has changed a stripe's mapping"))
+            }
+            Happening::Late(pid, _, reclaim) => {
+                once(format!("process {pid}: the time of {reclaim:?} is over"))
+            }
+            Happening::Online(true) => once("online becomes busy".to_owned()),
+            Happening::Online(false) => once("online becomes idle".to_owned()),
+            Happening::Demand => once("online demands memory".to_owned()),
+            Happening::Allocates(pid, bytes) => {
+                once(format!("process {pid} (online) allocates {bytes} bytes"))
+            }
+            Happening::Frees(pid, bytes) => {
+                once(format!("process {pid} (online) frees {bytes} bytes"))
+            }
+            Happening::Mapped(pid) => once(format!(
+                "process {pid} (online) has mapped what it was ordered to"
+            )),
+            Happening::QueueDrains => once("issue threads take orders again".to_owned()),
+            Happening::Fault(None, fault) | Happening::Strikes(_, fault) => {
+                once(format!("fault: {fault}"))
+            }
+            Happening::Fault(Some(trigger), fault) => {
+                once(format!("a fault waits for a {trigger:?}: {fault}"))
+            }
+            Happening::Serve(_)
+            | Happening::Clear(..)
+            | Happening::Visible(..)
+            | Happening::Deliver(_)
+            | Happening::Output(..)
+            | Happening::Turn(_)
+            | Happening::Tick(_) => None,
+        }
+    }
 
     fn noted(&mut self, kind: &'static str) {
         match kind {
