@@ -16,7 +16,7 @@ const RULES: &str = concat!(
 const BEGINS: u32 = 30;
 
 /// What a healthy node reports: a series without its instance, what it begins with and gains each minute.
-const HEALTHY: [(&str, i64, i64); 28] = [
+const HEALTHY: [(&str, i64, i64); 29] = [
     ("tidegate_uptime_seconds{}", 60, 60),
     ("tidegate_agent_generation{}", 3, 0),
     (BUCKET_FAST, 0, 60),
@@ -35,6 +35,7 @@ const HEALTHY: [(&str, i64, i64); 28] = [
     ("tidegate_disables_failed_total{}", 0, 0),
     ("tidegate_issue_stalls_total{}", 0, 0),
     ("tidegate_unmanaged_clients{}", 0, 0),
+    ("tidegate_unattached_processes{}", 0, 0),
     ("tidegate_refused_roles{}", 0, 0),
     (IGNORED, 0, 0),
     ("tidegate_config_refused{}", 0, 0),
@@ -74,7 +75,7 @@ type Fault = (&'static str, &'static [Change]);
 type Change = (&'static str, Option<(i64, i64)>);
 
 /// An alert, and the fault that it is for.
-const FAULTS: [Fault; 21] = [
+const FAULTS: [Fault; 22] = [
     ("TidegateAgentGone", &[]),
     (
         "TidegateAgentRestarts",
@@ -114,6 +115,10 @@ const FAULTS: [Fault; 21] = [
     (
         "TidegateUnmanagedClients",
         &[("tidegate_unmanaged_clients{}", Some((2, 0)))],
+    ),
+    (
+        "TidegateProcessUnattached",
+        &[("tidegate_unattached_processes{}", Some((1, 0)))],
     ),
     (
         "TidegateRoleRefused",

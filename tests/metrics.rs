@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use tidegate_place::metrics::NAMES;
 use tidegate_tests::exposition::{Exposition, named};
 use tidegate_tests::slurm::PROFILE;
+use tidegate_tests::view::{status, table};
 use tidegate_tests::{Node, Offline, Online, TRUSTING, compile, wait_for, watch};
 
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/monitoring");
@@ -374,4 +375,46 @@ fn an_address_that_cannot_be_had_is_said_with_its_setting() {
         said.contains("metrics.listen") && said.contains(&address),
         "{said}"
     );
+}
+
+/// P-OPERATE-12: a process that uses a GPU and is not attached is in status, events and metrics until it ends.
+#[test]
+fn a_process_that_is_not_attached_is_reported_until_it_ends() {
+    let mut node = Node::device_only(&[]);
+    node.start_agent(&config(&node));
+    let mut attached = Offline::start(&node, 1_000_000, &[0]);
+    attached.running();
+    let program = compile("offline", &["-lcuda"]);
+    let mut stranger = Offline::from_command(&mut node.plain(&program));
+    stranger.running();
+    let mut aside = node.preloaded(&program, "offline");
+    let mut aside = Offline::from_command(aside.env("TIDEGATE_DISABLE", "1"));
+    aside.running();
+    let is_reported = |wanted: &[(u32, bool)]| {
+        let status = status(&node);
+        let rows = status["unattached"].as_array().cloned().unwrap_or_default();
+        let found = rows.iter().map(|row| {
+            let pid = row["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            (pid.expect("a pid"), row["has_library"] == true)
+        });
+        let found: BTreeSet<_> = found.collect();
+        (found == wanted.iter().copied().collect()).then_some(())
+    };
+    let counted = || scrape(&node).1.sum("tidegate_unattached_processes", &[]);
+    let pids = [(stranger.process.pid(), false), (aside.process.pid(), true)];
+    wait_for("status to name both", || is_reported(&pids));
+    assert_eq!(counted(), Some(2.0));
+    let events = node.tidegate(&["events", "--kind", "unattached", "--output", "json"]);
+    let events = String::from_utf8_lossy(&events.stdout).into_owned();
+    for (pid, _) in pids {
+        let of_it = |line: &&str| line.contains(&format!("(process {pid})"));
+        assert_eq!(events.lines().filter(of_it).count(), 1, "{events}");
+    }
+    let table = table(&node);
+    assert!(table.contains("uses a GPU without the library"), "{table}");
+    assert!(table.contains("uses a GPU with the library"), "{table}");
+    stranger.stop();
+    aside.stop();
+    wait_for("status to name nobody", || is_reported(&[]));
+    assert_eq!(counted(), Some(0.0));
 }

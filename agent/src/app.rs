@@ -15,7 +15,7 @@ use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
 use crate::config::{Config, Level, Loaded, Sources, Unproven, state_directory, tunables};
-use crate::control::{About, ControlThread, Machine, MonotonicClock};
+use crate::control::{About, ControlThread, Machine, MonotonicClock, Strangers};
 use crate::device::Device;
 use crate::grpc::activation::Passed;
 use crate::grpc::authority;
@@ -28,6 +28,7 @@ use crate::host::means::Means;
 use crate::host::notify::Notifier;
 use crate::host::orders::{Order, OrdersFile};
 use crate::host::rundir::{self, RunDir, RunDirError};
+use crate::host::users;
 use crate::host::yard::Yard;
 use crate::inbox::{self, Mailbox};
 use crate::rm::{self, Driver};
@@ -133,6 +134,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
         self_test,
         obstacles,
+        strangers: Strangers::default(),
     };
     let parts = Parts {
         tunables: tunables(&options.loaded, choice.level),
@@ -161,6 +163,12 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     };
     obstacle::watch(mps, about.mps(), mailbox.clone())
         .map_err(starting("start looking for MPS"))?;
+    users::watch(
+        options.device.clone(),
+        &[users::AGENT, obstacle::MPS_PROCESS],
+        mailbox.clone(),
+    )
+    .map_err(starting("start looking for users of the GPUs"))?;
     let again = lookout.starts_again();
     lookout
         .start(&driver, notifier.is_heard(), mailbox.clone())

@@ -2,8 +2,10 @@
 
 mod explain;
 mod status;
+mod strangers;
 mod thread;
 mod waiting;
 
 pub use status::About;
+pub use strangers::Strangers;
 pub use thread::{ControlThread, Machine, MonotonicClock};

@@ -1,5 +1,5 @@
 //! What the agent has of its machine: its directory, the service manager, the log, what operators told it, the deaths
-//! of processes, and what they pass.
+//! of processes, what they pass, and who uses its GPUs.
 
 pub mod foreign;
 pub mod grave;
@@ -9,4 +9,5 @@ pub mod notify;
 pub mod orders;
 pub mod reaper;
 pub mod rundir;
+pub mod users;
 pub mod yard;

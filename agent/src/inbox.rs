@@ -29,10 +29,23 @@ pub enum Input {
     Node(NodeInput, Option<Ahead>),
     /// MPS runs, as this process, or no longer.
     Mps(Option<i32>),
+    /// Who uses the GPUs.
+    Users(Vec<User>),
     /// The agent itself wants an answer.
     Ask(Ask),
     /// An operator did something: a kind of event, and who did what.
     Audit(&'static str, String),
+}
+
+/// A process that uses a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number in the agent's namespace.
+    pub pid: i32,
+    /// Its name, as the kernel has it.
+    pub name: String,
+    /// Whether it has the library mapped.
+    pub has_library: bool,
 }
 
 impl From<NodeInput> for Input {

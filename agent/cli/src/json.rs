@@ -90,6 +90,9 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         "obstacles": report.obstacles.iter().map(|obstacle| json!({
             "kind": obstacle.kind, "gpu": obstacle.gpu, "text": obstacle.text,
         })).collect::<Vec<_>>(),
+        "unattached": report.unattached.iter().map(|process| json!({
+            "pid": process.pid, "name": process.name, "has_library": process.has_library,
+        })).collect::<Vec<_>>(),
         "refusals": report.refusals.iter().map(|refusal| json!({
             "who": refusal.who, "what": refusal.what, "times": refusal.times, "ago_ns": refusal.ago_ns,
         })).collect::<Vec<_>>(),

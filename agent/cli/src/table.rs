@@ -70,6 +70,18 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     for obstacle in &report.obstacles {
         let _ = writeln!(text, "no channel control: {}", obstacle.text);
     }
+    for process in &report.unattached {
+        let v1::Unattached {
+            pid,
+            name,
+            has_library,
+        } = process;
+        let with = if *has_library { "with" } else { "without" };
+        let _ = writeln!(
+            text,
+            "not attached: {name} (process {pid}) uses a GPU {with} the library"
+        );
+    }
     for refusal in &report.refusals {
         let v1::Refusal {
             who, what, times, ..

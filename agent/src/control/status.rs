@@ -1,8 +1,10 @@
 //! How the node stands, for people.
 
+use super::strangers::Strangers;
 use crate::channels::level::Stop;
 use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
+use crate::inbox::User;
 use crate::selftest::{self, Held, Outcome, Tried};
 use crate::span::time as span;
 use crate::watch::latency;
@@ -50,6 +52,8 @@ pub struct About {
     pub self_test: selftest::Report,
     /// What rules the channel levels out; MPS comes and goes.
     pub obstacles: Vec<Obstacle>,
+    /// Processes that use a GPU and are not attached.
+    pub strangers: Strangers,
 }
 
 impl About {
@@ -225,6 +229,7 @@ impl<'a> View<'a> {
             counters: self.counters(),
             self_test: Some(self_test(&self.about.self_test)),
             obstacles: self.about.obstacles.iter().map(obstacle).collect(),
+            unattached: self.about.strangers.all().iter().map(unattached).collect(),
             reclaim_latency: Some(latency::summary(&self.shell.memory().reclaims)),
             drained: self.shell.policy().is_drained(),
             ungated_ns: self.ungated_ns(),
@@ -591,6 +596,19 @@ fn whereabouts(place: &Whereabouts) -> v1::Whereabouts {
         pod: place.pod.clone().into(),
         slurm_job: place.slurm_job.clone().into(),
         text: place.text(),
+    }
+}
+
+fn unattached(user: &User) -> v1::Unattached {
+    let User {
+        pid,
+        name,
+        has_library,
+    } = user.clone();
+    v1::Unattached {
+        pid,
+        name,
+        has_library,
     }
 }
 

@@ -5,14 +5,16 @@
 //! threads', proofs the prover's, logs the event thread's.
 
 use super::status::{About, View};
+use super::strangers;
 use super::waiting::Waiting;
 use crate::channels::journal::{Journal, Marked, is_running};
 use crate::channels::obstacle::Obstacle;
 use crate::clock::{now_ns, stamp};
 use crate::host::notify::Notifier;
 use crate::host::orders::{Order, Orders};
-use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput, Ungate};
+use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput, Ungate, User};
 use crate::sys::thread_use;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -202,6 +204,7 @@ impl ControlThread {
         match input {
             Input::Node(input, _) => return self.shell.take(input),
             Input::Mps(pid) => self.see_mps(pid),
+            Input::Users(users) => self.see_users(users),
             Input::Ask(ask) => self.answer(ask),
             Input::Audit(kind, text) => self.shell.remark(kind, text),
         }
@@ -219,6 +222,15 @@ impl ControlThread {
             None => ("obstacle_gone", "MPS ended".to_owned()),
         };
         self.shell.remark(kind, text);
+    }
+
+    /// Those who use a GPU: of those that are not attached somebody has to hear.
+    fn see_users(&mut self, users: Vec<User>) {
+        let members = self.shell.members().all();
+        let attached: BTreeSet<i32> = members.map(|member| member.process().pid).collect();
+        for user in self.about.strangers.see(users, &attached) {
+            self.shell.remark("unattached", strangers::text(&user));
+        }
     }
 
     fn answer(&mut self, ask: Ask) {

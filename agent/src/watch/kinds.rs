@@ -44,7 +44,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 54] = [
+pub const KINDS: [Kind; 55] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -172,6 +172,10 @@ pub const KINDS: [Kind; 54] = [
     warning(
         "turns_instead",
         "jobs take turns although timeslices are configured: which job, and why",
+    ),
+    warning(
+        "unattached",
+        "a process uses a GPU and is not attached: no gate holds it",
     ),
     usual("undrained", "an operator ended a drain").of_operators(),
     warning(

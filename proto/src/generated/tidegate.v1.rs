@@ -893,6 +893,20 @@ pub struct GetStatusResponse {
     /// driver says no version.
     #[prost(string, tag = "34")]
     pub driver_layout: ::prost::alloc::string::String,
+    /// Processes that use a GPU and are not attached; 64 at most.
+    #[prost(message, repeated, tag = "48")]
+    pub unattached: ::prost::alloc::vec::Vec<Unattached>,
+}
+/// A process that uses a GPU and is not attached: no gate holds it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Unattached {
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// It has the library mapped.
+    #[prost(bool, tag = "3")]
+    pub has_library: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {

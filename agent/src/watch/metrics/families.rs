@@ -43,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 42] = [
+pub(super) const FAMILIES: [Family; 43] = [
     family(
         GAUGE,
         "build_info",
@@ -441,6 +441,16 @@ pub(super) const FAMILIES: [Family; 42] = [
         |s| {
             let refused = |process: &&v1::ProcessStatus| !process.role_refused.is_empty();
             let count = s.status.processes.iter().filter(refused).count();
+            vec![(Labels::new(), Sample::Gauge(whole(count)))]
+        },
+    ),
+    family(
+        GAUGE,
+        "unattached_processes",
+        None,
+        "Processes that use a GPU and are not attached: no gate holds them",
+        |s| {
+            let count = s.status.unattached.len();
             vec![(Labels::new(), Sample::Gauge(whole(count)))]
         },
     ),

@@ -1,29 +1,11 @@
 //! Processes, as /proc shows them: agents, and those that use the GPUs.
-//!
-//! On a real GPU whoever computes holds `/dev/nvidia-uvm` open; tools that only look (nvidia-smi, DCGM)
-//! do not. A virtual GPU's users have its driver library mapped and its directory in their environment.
 
 use crate::doctor::facts::{AgentProcess, GpuProcess};
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use tidegate_agent::channels::obstacle;
+use tidegate_agent::host::users::{AGENT, LIBRARY, all, name, uses};
 use tidegate_driver::device::Device;
-use tidegate_node::text::Text;
-
-const AGENT: &str = "tidegate-agent";
-const UVM: &str = "/dev/nvidia-uvm";
-
-fn all() -> impl Iterator<Item = i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-fn name(pid: i32) -> String {
-    super::ask::line(format!("/proc/{pid}/comm"))
-        .map_or_else(String::new, |name| Text::name(&name).into())
-}
 
 /// Strings that end with a zero, as in `cmdline` and `environ`.
 fn strings(pid: i32, file: &str) -> Vec<String> {
@@ -95,27 +77,6 @@ pub(super) fn on_gpus(device: &Device) -> (Vec<GpuProcess>, Vec<String>) {
     (found, hidden)
 }
 
-fn uses(pid: i32, device: &Device) -> io::Result<bool> {
-    match device {
-        Device::Real => {
-            let files = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
-            Ok(files
-                .filter_map(|file| fs::read_link(file.path()).ok())
-                .any(|target| target == Path::new(UVM)))
-        }
-        Device::Virtual(dir) => {
-            let mut wanted = tidegate_driver::device::DIR_ENV.as_bytes().to_vec();
-            wanted.push(b'=');
-            wanted.extend(dir.as_os_str().as_bytes());
-            let environment = fs::read(format!("/proc/{pid}/environ"))?;
-            Ok(environment
-                .split(|&byte| byte == 0)
-                .any(|entry| entry == wanted)
-                && fs::read_to_string(format!("/proc/{pid}/maps"))?.contains("/libcuda.so"))
-        }
-    }
-}
-
 fn describe(
     pid: i32,
     name: String,
@@ -134,7 +95,7 @@ fn describe(
     GpuProcess {
         pid,
         name,
-        preloaded: maps.contains("/libtidegate"),
+        preloaded: maps.contains(LIBRARY),
         nccl: maps.contains("/libnccl"),
         vllm: command.iter().any(is_vllm),
         wished_role: variable("TIDEGATE_ROLE"),
