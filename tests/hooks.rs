@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use tidegate_tests::watch::{status, wait_all, wait_finished, wait_open};
-use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns};
+use tidegate_tests::{
+    Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns, wait_for,
+};
 
 /// The symbols a library defines, as `nm` lists them.
 fn exported(library: &Path) -> BTreeSet<String> {
@@ -50,7 +52,7 @@ fn rows() -> Vec<(String, String, u32)> {
 #[test]
 fn the_library_exports_its_hooks_what_its_header_names_and_nothing_else() {
     let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
-    for other in ["dlsym", "dlopen", "ioctl"] {
+    for other in ["dlsym", "dlopen", "dlmopen", "ioctl"] {
         expected.insert(other.to_owned());
     }
     let header = include_str!("../interposer/include/tidegate.h");
@@ -184,6 +186,85 @@ fn a_second_preloaded_library_on_either_side_works_and_both_see_every_launch() {
     }
 }
 
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn behind_ours_another_owner_of_dlsym_sees_every_launch_too() {
+    let node = Node::device_only(&[]);
+    let resolve = compile("resolve", &[]);
+    let linked = compile("linked", &["-lcuda"]);
+    // The names in its own code lead to our functions, or to its own.
+    let owner = compile("owner", &["-shared", "-fPIC"]);
+    let symbolic = compile("owner", &["-shared", "-fPIC", "-Wl,-Bsymbolic"]);
+    let (ours, shim) = (built("libtidegate.so"), built("libvgpu_rm.so"));
+    let run = |owner: &Path, program: &Path, args: &[&str], by_dlsym: bool| {
+        let mut command = node.preloaded(program, "");
+        preloading(&mut command, &[&ours, owner, &shim]);
+        if by_dlsym {
+            command.env("OWNER_DLSYM", "1");
+        }
+        let output = Running::start("owner", command.args(args)).succeed();
+        counts_all(&output);
+        output
+    };
+    let ways: [&[&str]; 3] = [&["local"], &["gpa", "12080", "0"], &["gpa1", "11040", "0"]];
+    for (owner, by_dlsym) in [(&owner, false), (&owner, true), (&symbolic, false)] {
+        for way in ways {
+            let output = run(owner, &resolve, way, by_dlsym);
+            // Eleven launches, and three that are captured.
+            assert!(output.contains("owner saw 14"), "{way:?}: {output}");
+        }
+        let output = run(owner, &linked, &[], by_dlsym);
+        assert!(output.contains("owner saw 1600"), "{output}");
+    }
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn before_ours_another_owner_of_dlsym_harms_nobody_and_status_names_what_it_hides() {
+    let node = Node::new(&[], TRUSTING);
+    // It leaves the C library its caller's address, without which the virtual GPU's shim finds itself.
+    let owner = compile(
+        "owner",
+        &["-shared", "-fPIC", "-O2", "-foptimize-sibling-calls"],
+    );
+    let (ours, shim) = (built("libtidegate.so"), built("libvgpu_rm.so"));
+    let libraries: &[&Path] = &[&owner, &ours, &shim];
+    let mut command = node.preloaded(compile("resolve", &[]), "offline");
+    preloading(&mut command, libraries);
+    let output = Running::start("owner", command.arg("local")).succeed();
+    assert!(output.contains("owner saw 14"), "{output}");
+    let mut command = node.preloaded(compile("drivers", &[]), "offline");
+    preloading(&mut command, libraries);
+    command.arg("loop").arg(built("libcuda.so.1")).arg("300000");
+    let mut hidden = Offline::from_command(&mut command);
+    hidden.running();
+    let pid = hidden.process.pid();
+    wait_for("status to name it", || {
+        let status = status(&node);
+        let rows = status["unattached"].as_array().cloned().unwrap_or_default();
+        let named = |row: &serde_json::Value| row["pid"] == pid && row["has_library"] == true;
+        rows.iter().any(named).then_some(())
+    });
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn two_copies_of_the_driver_each_get_their_own_functions() {
+    let node = Node::device_only(&[]);
+    let drivers = compile("drivers", &[]);
+    let first = built("libcuda.so.1");
+    let (second, third) = (node.dir().join("libcuda.so.1"), node.dir().join("other.so"));
+    for copy in [&second, &third] {
+        std::fs::copy(&first, copy).expect("the node's directory is writable");
+    }
+    for (one, two) in [(&first, &second), (&third, &first), (&first, &third)] {
+        let mut command = node.preloaded(&drivers, "");
+        let output = Running::start("drivers", command.arg("two").args([one, two])).succeed();
+        // The launches of the first driver: those of the second are no business of its functions.
+        assert_eq!(output.trim(), "counted 10 of 20", "{one:?} {two:?}");
+    }
+}
+
 /// P-LIBRARY-3: a program notices nothing at its end.
 #[test]
 fn a_neighbour_that_gives_its_state_up_at_exit_is_called_no_more() {
@@ -246,6 +327,21 @@ fn a_second_copy_of_the_library_stands_aside() {
     let copy = node.dir().join("copy.so");
     std::fs::copy(&ours, &copy).expect("the node's directory is writable");
     is_gated(&node, &[&ours, &copy, &built("libvgpu_rm.so")]);
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn a_library_in_a_namespace_of_its_own_is_opened_and_the_log_says_that_it_is_not_seen() {
+    let node = Node::device_only(&[]);
+    let drivers = compile("drivers", &[]);
+    for (log, said) in [("1", true), ("0", false)] {
+        let mut command = node.preloaded(&drivers, "");
+        command.args(["namespace", "libm.so.6"]);
+        let output = Running::start("drivers", command.env("TIDEGATE_LOG", log)).finish();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.stdout, b"opened\n", "{text}");
+        assert_eq!(text.contains("(dlmopen)"), said, "{text}");
+    }
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.

@@ -1,6 +1,7 @@
 /* Finds the driver by path and by dlsym alone, and launches through the functions that it was given.
  *   two PATH PATH   two copies of its library at once, 20 launches by turns; says "counted N of 20"
- *   loop PATH NS    one copy; says "running", and launches kernels of NS until it is ended */
+ *   loop PATH NS    one copy; says "running", and launches kernels of NS until it is ended
+ *   namespace PATH  opens a library in a namespace of its own, and says "opened" */
 #define _GNU_SOURCE
 #include "tg.h"
 #include <dlfcn.h>
@@ -52,6 +53,11 @@ static void spin(Driver *driver, uint64_t ns)
 int main(int argc, char **argv)
 {
     uint64_t (*counted)(unsigned) = (uint64_t(*)(unsigned))dlsym(RTLD_DEFAULT, "tidegate_launches");
+    if (argc == 3 && !strcmp(argv[1], "namespace")) {
+        if (!dlmopen(LM_ID_NEWLM, argv[2], RTLD_NOW)) fprintf(stderr, "%s\n", dlerror()), exit(2);
+        printf("opened\n");
+        return 0;
+    }
     if (argc != 4) return 2;
     Driver one = open_driver(argv[2]);
     if (!strcmp(argv[1], "loop")) {

@@ -4,7 +4,7 @@
 //! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
 //! The library never loads a driver by itself.
 
-use super::loader;
+use super::{elf, loader};
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
@@ -27,6 +27,42 @@ pub fn handle() -> *mut c_void {
         }
     }
     core::ptr::null_mut()
+}
+
+/// Whether a function, by which somebody found a driver, is of the one that this library works with. The first one that is
+/// found is it. Another copy has contexts and streams of its own, which the functions of this one do not know.
+pub fn has(function: *mut c_void) -> bool {
+    let mut known = handle();
+    if known.is_null() {
+        known = adopt(function);
+    }
+    let of = |function: *mut c_void| elf::object_of(function);
+    let own = || loader::real_dlsym(known, c"cuInit");
+    known.is_null() || of(function).is_none() || of(function) == of(own())
+}
+
+/// Takes the driver that a function is of, whatever the name of its file.
+fn adopt(function: *mut c_void) -> *mut c_void {
+    // SAFETY: zeroed is a valid value, which the call fills in.
+    let mut about: libc::Dl_info = unsafe { core::mem::zeroed() };
+    // SAFETY: any address may be asked for; `about` is live.
+    if unsafe { libc::dladdr(function, &raw mut about) } == 0 || about.dli_fname.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the name of a loaded object is a C string.
+    let path = unsafe { CStr::from_ptr(about.dli_fname) };
+    let found = loader::real_dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+    // A library that wraps some of its functions is none.
+    const ALL: [&CStr; 2] = [c"cuInit", c"cuThreadExchangeStreamCaptureMode"];
+    if found.is_null()
+        || ALL
+            .iter()
+            .any(|name| loader::real_dlsym(found, name).is_null())
+    {
+        return core::ptr::null_mut();
+    }
+    HANDLE.store(found, Ordering::Release);
+    found
 }
 
 /// The driver's own function of this name, or null.

@@ -54,6 +54,22 @@ pub fn function(name: &CStr) -> *mut c_void {
 
 /// Where the object is loaded that an address is in; none: it is in none.
 pub fn object_of(address: *const c_void) -> Option<u64> {
+    Some(span_of(address)?.base)
+}
+
+/// Where an object is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// What its addresses are relative to.
+    pub base: u64,
+    /// Its first address.
+    pub begin: u64,
+    /// The one behind its last.
+    pub end: u64,
+}
+
+/// Where the object is loaded that an address is in; none: it is in none.
+pub fn span_of(address: *const c_void) -> Option<Span> {
     let mut search = (address as u64, None);
     // SAFETY: `holds` is given the search for as long as the call lasts.
     unsafe { libc::dl_iterate_phdr(Some(holds), (&raw mut search).cast()) };
@@ -65,13 +81,25 @@ unsafe extern "C" fn holds(
     _size: libc::size_t,
     search: *mut c_void,
 ) -> c_int {
-    // SAFETY: what `object_of` passed, and what the loader passes for a loaded object.
-    let (object, search) = unsafe { (&*object, &mut *search.cast::<(u64, Option<u64>)>()) };
+    // SAFETY: what `span_of` passed, and what the loader passes for a loaded object.
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<(u64, Option<Span>)>()) };
     let headers = headers(object);
     if !headers.iter().any(|header| is_in(object, header, search.0)) {
         return 0;
     }
-    search.1 = Some(object.dlpi_addr);
+    let base = object.dlpi_addr;
+    let loaded = || {
+        headers
+            .iter()
+            .filter(|header| header.p_type == libc::PT_LOAD)
+    };
+    let begin = loaded().map(|header| base + header.p_vaddr).min();
+    let end = loaded().map(|header| base + header.p_vaddr + header.p_memsz);
+    search.1 = Some(Span {
+        base,
+        begin: begin.unwrap_or(base),
+        end: end.max().unwrap_or(base),
+    });
     1
 }
 

@@ -1,8 +1,16 @@
-//! The C library's own `dlsym` and `dlopen`, behind those that this library exports.
+//! The C library's own `dlsym` and `dlopen`, behind those that this library exports, and those of a *neighbour*: another
+//! preloaded library behind this one that exports a `dlsym` of its own.
+//!
+//! This library looks up what it needs itself by the C library's functions, never by a neighbour's. What the application
+//! looks up goes on to the neighbour, which it would reach without this library.
 
-use super::elf;
+use super::elf::{self, Span};
+use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -12,6 +20,8 @@ type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 pub static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 /// The C library's `dlopen`, once it was asked for.
 pub static REAL_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// The C library's `dlmopen`, once it was asked for.
+pub static REAL_DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 /// Libraries opened with `RTLD_DEEPBIND`.
 pub static DEEPBIND_LOADS: AtomicU64 = AtomicU64::new(0);
 
@@ -43,7 +53,7 @@ fn from_libc(name: &CStr) -> *mut c_void {
     }
     // SAFETY: glibc's dlvsym has this signature.
     let dlvsym = unsafe { core::mem::transmute::<*mut c_void, Dlvsym>(dlvsym) };
-    [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"]
+    [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.3.4", c"GLIBC_2.17"]
         .into_iter()
         // SAFETY: C strings; RTLD_NEXT is what follows this library.
         .map(|version| unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) })
@@ -80,4 +90,89 @@ pub fn real_dlopen(name: &CStr, mode: c_int) -> *mut c_void {
     }
     // SAFETY: every dlopen has this signature; `name` is a C string.
     unsafe { core::mem::transmute::<*mut c_void, Dlopen>(real)(name.as_ptr(), mode) }
+}
+
+/// A library behind this one that exports a function of the C library's.
+#[derive(Debug)]
+pub struct Neighbour {
+    /// 0: not looked for, 1: there is none, 2: there is one.
+    known: AtomicU8,
+    function: AtomicPtr<c_void>,
+    begin: AtomicU64,
+    end: AtomicU64,
+}
+
+/// The one with a `dlsym`.
+pub static DLSYM: Neighbour = Neighbour::new();
+/// The one with a `dlopen`.
+pub static DLOPEN: Neighbour = Neighbour::new();
+/// The one with a `dlmopen`.
+pub static DLMOPEN: Neighbour = Neighbour::new();
+
+thread_local! {
+    /// The thread asks a neighbour, which may itself look something up.
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Neighbour {
+    const fn new() -> Self {
+        Self {
+            known: AtomicU8::new(0),
+            function: AtomicPtr::new(core::ptr::null_mut()),
+            begin: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+        }
+    }
+
+    /// Looks for one: whoever comes next in the search order, and is not the C library.
+    fn look(&self, real: *mut c_void, name: &CStr) -> bool {
+        let next = real_dlsym(libc::RTLD_NEXT, name);
+        let there = elf::span_of(next).filter(|span| elf::span_of(real) != Some(*span));
+        if let Some(Span { begin, end, .. }) = there {
+            self.function.store(next, Relaxed);
+            self.begin.store(begin, Relaxed);
+            self.end.store(end, Relaxed);
+        }
+        self.known.store(1 + u8::from(there.is_some()), Release);
+        there.is_some()
+    }
+
+    /// Its function, if there is one, for a call that comes from `caller`. What it calls itself is for the C library:
+    /// it would get its own question back.
+    pub fn for_call(
+        &self,
+        real: *mut c_void,
+        name: &CStr,
+        caller: *const c_void,
+    ) -> Option<*mut c_void> {
+        let there = match self.known.load(Acquire) {
+            0 => !real.is_null() && self.look(real, name),
+            known => known == 2,
+        };
+        let own = self.begin.load(Relaxed)..self.end.load(Relaxed);
+        (there && !own.contains(&(caller as u64)) && !ASKING.get())
+            .then(|| self.function.load(Relaxed))
+    }
+}
+
+/// What a neighbour's `dlsym` answers for a name in an object, if there is a neighbour and it has an answer. It is not asked
+/// where it would find this library's own function.
+pub fn ask_neighbour(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
+    if handle.is_null() {
+        return None;
+    }
+    let real = bootstrap(&REAL_DLSYM, c"dlsym");
+    let dlsym = DLSYM.for_call(real, c"dlsym", core::ptr::null())?;
+    ASKING.set(true);
+    // SAFETY: every dlsym has this signature; the handle is of an object that stays loaded.
+    let found = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym)(handle, name.as_ptr()) };
+    ASKING.set(false);
+    Some(found).filter(|found| !found.is_null())
+}
+
+/// Whether a call comes from the object that has the next function of this name behind this library: a neighbour that looks
+/// for what is behind itself.
+pub fn is_from_next(caller: *const c_void, name: &CStr) -> bool {
+    let next = real_dlsym(libc::RTLD_NEXT, name);
+    !next.is_null() && elf::object_of(next) == elf::object_of(caller)
 }

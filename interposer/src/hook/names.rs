@@ -1,55 +1,98 @@
-//! How the application finds a function by name: `dlsym` and `dlopen`.
+//! How the application finds a function by name: `dlsym`, `dlopen` and `dlmopen`.
 //!
-//! Both are tail calls. glibc looks at its caller's address (for `RTLD_NEXT`, for
+//! All are tail calls. glibc looks at its caller's address (for `RTLD_NEXT`, for
 //! the caller's own search path), so an extra frame of ours would change what the caller gets; a
 //! wrapper of another library once found itself that way and never returned. Our filter therefore
-//! runs before, allocates nothing and locks nothing, and everything it does not claim jumps on with
+//! runs before, allocates nothing and locks nothing (but to note that there is another driver), and everything it does not claim jumps on with
 //! the caller's frame. We answer a name of ours only where the driver has it: no function is ever
 //! invented.
+//!
+//! What it does not claim jumps on to a neighbour behind this library that exports a `dlsym` of its own, if there is one, and
+//! else to the C library. A function of ours leads on to what the neighbour has for the name: each of the two sees a launch
+//! once. The C library itself answers three calls that would come back for ever: those of the neighbour, those for
+//! `RTLD_NEXT`, and those for a name of ours by which the neighbour would find our function.
 
-use super::loader::{DEEPBIND_LOADS, REAL_DLOPEN, REAL_DLSYM, bootstrap, real_dlsym};
+use super::driver;
+use super::loader::{
+    DEEPBIND_LOADS, DLMOPEN, DLOPEN, DLSYM, REAL_DLMOPEN, REAL_DLOPEN, REAL_DLSYM, bootstrap,
+    is_from_next, real_dlsym,
+};
+use super::proc_address;
 use super::table::ROWS;
-use crate::{env, process};
+use crate::{env, log, process, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 static DROP_DEEPBIND: AtomicU8 = AtomicU8::new(0);
 
-/// `dlsym` answers: 0 go on to glibc, 1 answer NULL, else the answer.
-unsafe extern "C" fn filter(handle: *mut c_void, name: *const c_char) -> usize {
-    const PASS: usize = 0;
-    const NULL: usize = 1;
-    bootstrap(&REAL_DLSYM, c"dlsym");
-    if name.is_null() || handle == libc::RTLD_NEXT {
-        return PASS;
+/// What becomes of a call, in the two registers of a result.
+#[repr(C)]
+struct Next {
+    /// For `dlsym` 0: go on; 1: answer NULL; else the answer. For `dlopen` the mode.
+    word: usize,
+    /// The function to go on with.
+    function: *mut c_void,
+}
+
+const PASS: usize = 0;
+const NULL: usize = 1;
+
+unsafe extern "C" fn filter(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: *const c_void,
+) -> Next {
+    let real = bootstrap(&REAL_DLSYM, c"dlsym");
+    let pass = |function| Next {
+        word: PASS,
+        function,
+    };
+    // What is behind the caller, the C library finds by the caller's address, which a neighbour may not leave it.
+    if handle == libc::RTLD_NEXT {
+        return pass(real);
     }
+    let next = || DLSYM.for_call(real, c"dlsym", caller).unwrap_or(real);
     // SAFETY: the caller passes a C string, so a byte follows each that is not zero.
-    if unsafe { *name != b'c'.cast_signed() || *name.add(1) != b'u'.cast_signed() } {
-        return PASS;
+    let may_be_ours = !name.is_null()
+        && unsafe { *name == b'c'.cast_signed() && *name.add(1) == b'u'.cast_signed() };
+    if !may_be_ours {
+        return pass(next());
     }
     // SAFETY: as above.
     let wanted = unsafe { CStr::from_ptr(name) };
-    let Some(row) = ROWS.iter().find(|row| row.symbol == wanted.to_bytes()) else {
-        return PASS;
+    let row = ROWS.iter().find(|row| row.symbol == wanted.to_bytes());
+    let Some(row) = row.filter(|_| !process::disabled()) else {
+        return pass(next());
     };
-    if process::disabled() {
-        return PASS;
+    if is_from_next(caller, wanted) {
+        return pass(real);
     }
     let found = real_dlsym(handle, wanted);
     if found.is_null() {
-        return PASS;
+        return pass(real);
     }
     if found == row.detour() {
         // The global scope begins with this library. Behind it there may be no driver at all, and
         // glibc's answer to that, with its dlerror, is the right one.
         if row.resolve().is_null() {
             real_dlsym(libc::RTLD_NEXT, wanted);
-            return NULL;
+            return Next {
+                word: NULL,
+                function: real,
+            };
         }
-    } else {
+    } else if !driver::has(found) {
+        process::guarded(|| {
+            sys::keeping_errno(|| proc_address::note_another(wanted.to_bytes()));
+        });
+        return pass(real);
+    } else if row.resolve().is_null() {
         row.offer(found);
     }
-    row.hand_out() as usize
+    Next {
+        word: row.hand_out() as usize,
+        function: real,
+    }
 }
 
 /// `dlsym`.
@@ -62,6 +105,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     core::arch::naked_asm!(
         "push rdi",
         "push rsi",
+        "mov rdx, qword ptr [rsp + 16]",
         "sub rsp, 8",
         "call {filter}",
         "add rsp, 8",
@@ -70,7 +114,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "cmp rax, 1",
         "ja 2f",
         "je 3f",
-        "mov rax, qword ptr [rip + {real}]",
+        "mov rax, rdx",
         "test rax, rax",
         "je 2f",
         "jmp rax",
@@ -79,24 +123,33 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "2:",
         "ret",
         filter = sym filter,
-        real = sym REAL_DLSYM,
     )
 }
 
-/// Finds glibc's `dlopen` and counts `RTLD_DEEPBIND`; the mode to go on with.
-unsafe extern "C" fn before_dlopen(_file: *const c_char, mode: c_int) -> c_int {
-    bootstrap(&REAL_DLOPEN, c"dlopen");
+/// Finds the next `dlopen` and counts `RTLD_DEEPBIND`.
+unsafe extern "C" fn before_dlopen(
+    _file: *const c_char,
+    mode: c_int,
+    caller: *const c_void,
+) -> Next {
+    let real = bootstrap(&REAL_DLOPEN, c"dlopen");
+    bootstrap(&REAL_DLSYM, c"dlsym");
+    let function = DLOPEN.for_call(real, c"dlopen", caller).unwrap_or(real);
+    let with = |mode: c_int| Next {
+        word: mode as usize,
+        function,
+    };
     if mode & libc::RTLD_DEEPBIND == 0 {
-        return mode;
+        return with(mode);
     }
     DEEPBIND_LOADS.fetch_add(1, Relaxed);
     if DROP_DEEPBIND.load(Relaxed) == 0 {
         DROP_DEEPBIND.store(1 + u8::from(env::no_deepbind()), Relaxed);
     }
     if DROP_DEEPBIND.load(Relaxed) == 2 && !process::disabled() {
-        mode & !libc::RTLD_DEEPBIND
+        with(mode & !libc::RTLD_DEEPBIND)
     } else {
-        mode
+        with(mode)
     }
 }
 
@@ -109,16 +162,66 @@ unsafe extern "C" fn before_dlopen(_file: *const c_char, mode: c_int) -> c_int {
 pub unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     core::arch::naked_asm!(
         "push rdi",
+        "mov rdx, qword ptr [rsp + 8]",
         "call {before}",
         "pop rdi",
         "mov esi, eax",
-        "mov rax, qword ptr [rip + {real}]",
+        "mov rax, rdx",
         "test rax, rax",
         "je 2f",
         "jmp rax",
         "2:",
         "ret",
         before = sym before_dlopen,
-        real = sym REAL_DLOPEN,
+    )
+}
+
+/// Finds the next `dlmopen`, and says that what is opened in another namespace is not seen.
+unsafe extern "C" fn before_dlmopen(
+    namespace: libc::c_long,
+    _file: *const c_char,
+    caller: *const c_void,
+) -> *mut c_void {
+    /// The namespace of the program itself.
+    const BASE: libc::c_long = 0;
+    let real = bootstrap(&REAL_DLMOPEN, c"dlmopen");
+    bootstrap(&REAL_DLSYM, c"dlsym");
+    if namespace != BASE && !process::disabled() {
+        process::guarded(|| {
+            log::debug(|| {
+                "the program opens a library in a namespace of its own (dlmopen): GPU work of that library is not seen"
+                    .to_owned()
+            });
+        });
+    }
+    DLMOPEN.for_call(real, c"dlmopen", caller).unwrap_or(real)
+}
+
+/// `dlmopen`.
+///
+/// # Safety
+/// As of `dlmopen(3)`.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn dlmopen(
+    namespace: libc::c_long,
+    file: *const c_char,
+    mode: c_int,
+) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rdx, qword ptr [rsp + 24]",
+        "call {before}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        before = sym before_dlmopen,
     )
 }

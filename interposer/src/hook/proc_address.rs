@@ -104,6 +104,11 @@ unsafe fn replace(
     count(name, version, flags);
 }
 
+/// Notes a function of another copy of the driver's library.
+pub fn note_another(symbol: &[u8]) {
+    count(symbol, 0, 0);
+}
+
 /// Notes a function of ours in an ABI that no row knows.
 fn count(name: &[u8], version: c_int, flags: u64) {
     // In use: one is not counted, and nobody waits.

@@ -104,16 +104,30 @@ impl Row {
         self.real.load(Ordering::Relaxed) != self.stub.load(Ordering::Relaxed)
     }
 
-    /// The driver's function by its exported name, found once; null if the driver lacks it.
+    /// The driver's function by its exported name, or what a neighbour has for it, found once; null if the driver lacks it.
     pub fn resolve(&self) -> *mut c_void {
         if !self.resolved() {
-            let found = self.name().map_or(core::ptr::null_mut(), driver::symbol);
+            let found = self.name().map_or(core::ptr::null_mut(), |name| {
+                self.of_neighbour(name)
+                    .unwrap_or_else(|| driver::symbol(name))
+            });
             if found.is_null() || found == self.detour() {
                 return core::ptr::null_mut();
             }
             self.offer(found);
         }
         self.real.load(Ordering::Acquire)
+    }
+
+    /// What a neighbour with a `dlsym` of its own has for the name.
+    fn of_neighbour(&self, name: &CStr) -> Option<*mut c_void> {
+        let found = loader::ask_neighbour(driver::handle(), name)?;
+        if found != self.detour() {
+            return Some(found);
+        }
+        // It means its own exported function, whose name leads to ours everywhere.
+        let next = loader::real_dlsym(libc::RTLD_NEXT, name);
+        Some(next).filter(|next| !next.is_null() && *next != self.detour())
     }
 
     /// The function behind ours for a caller that was linked to the name: what the loader would have
@@ -132,6 +146,9 @@ impl Row {
 
     /// Takes a function that the driver handed out as this row's, unless one is known.
     pub fn offer(&self, found: *mut c_void) {
+        if found == self.detour() {
+            return;
+        }
         let stub = self.stub.load(Ordering::Relaxed);
         let _ = self
             .real
