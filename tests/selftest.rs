@@ -2,10 +2,12 @@
 //! not believed, and where nothing can be seen status says so.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use tidegate_tests::personality::{chosen, device, expected};
-use tidegate_tests::view::status;
+use tidegate_tests::view::{records, status, table};
 use tidegate_tests::{Node, TRUSTING, built};
 use tidegate_vgpu::control::Control;
+use tidegate_vgpu::history::Kind;
 use tidegate_vgpu::personality::Personality;
 
 /// A node whose agents try the levels on work of their own.
@@ -249,4 +251,88 @@ fn a_driver_of_an_unknown_branch_says_what_rules_channel_control_out() {
         let seen = status(&node);
         assert_eq!(seen["obstacles"][0]["kind"], kind, "{seen}");
     }
+}
+
+/// Times from the order until the device had stopped the last channel, by its history, in nanoseconds.
+fn stops_of(node: &Node, gpu: u32) -> Vec<u64> {
+    let mut by_order = BTreeMap::new();
+    for record in records(node) {
+        if record.kind == Kind::DisableEnd && record.gpu == gpu {
+            let stopped: &mut u64 = by_order.entry(record.value).or_default();
+            *stopped = record.at_ns.max(*stopped);
+        }
+    }
+    let mut times: Vec<u64> = by_order.iter().map(|(order, at)| at - order).collect();
+    times.sort_unstable();
+    times
+}
+
+/// P-GATE-24: how long stops take is told GPU by GPU, and is what the device saw.
+#[test]
+fn what_a_stop_takes_is_told_as_the_device_saw_it() {
+    let (stop, answer) = (20_000, 60_000);
+    let set = [
+        format!("disable_fixed_us={stop}"),
+        format!("answer_us={answer}"),
+    ];
+    let mut node = node(&["--gpus", "2", "--set", &set[0], "--set", &set[1]]);
+    node.start_agent(TRUSTING);
+    let seen = status(&node);
+    for gpu in 0..2_u32 {
+        let told = &seen["gpus"][gpu as usize]["stop"];
+        let us = |key: &str| {
+            told[key]
+                .as_u64()
+                .unwrap_or_else(|| panic!("{key}: {told}"))
+        };
+        let times = stops_of(&node, gpu);
+        let [first, last] = [0, times.len() - 1].map(|at| times[at] / 1000);
+        assert!(first >= stop, "{times:?}");
+        // The counter moves every 100 us, and who looks at it may be kept waiting, but not for the whole answer.
+        assert!(us("off_gpu_us") + 100 >= first, "{told} {times:?}");
+        assert!(us("off_gpu_us") < last + answer / 2, "{told} {times:?}");
+        assert!(us("call_us") >= first + answer, "{told} {times:?}");
+        assert!(us("off_gpu_longest_us") >= us("off_gpu_us"), "{told}");
+        assert!(us("call_longest_us") >= us("call_us"), "{told}");
+        assert!(us("stops") >= 3, "{told}");
+    }
+    let table = table(&node);
+    assert!(
+        table.contains("OFF THE GPU") && table.contains("CALL RETURNED"),
+        "{table}"
+    );
+    assert!(!table.contains("not measured"), "{table}");
+
+    drop(node.agent.take());
+    node.start_agent(TRUSTING);
+    let again = status(&node);
+    let stops = |seen: &Value| [0, 1].map(|gpu| seen["gpus"][gpu]["stop"].clone());
+    assert_eq!(stops(&again), stops(&seen), "it is remembered");
+}
+
+/// P-GATE-24: how long stops take is told GPU by GPU, and is what the device saw.
+#[test]
+fn work_that_stops_at_the_end_of_its_kernel_is_off_the_gpu_after_the_call_returned() {
+    let mut node = device(Personality::KernelEnd, &["--set", "disable_fixed_us=100"]);
+    node.start_agent(TRUSTING);
+    let told = &status(&node)["gpus"][0]["stop"];
+    let [off_gpu, call] = ["off_gpu_us", "call_us"].map(|key| told[key].as_u64());
+    assert!(off_gpu > call && call.is_some(), "{told}");
+}
+
+/// P-GATE-24: what was not measured is null.
+#[test]
+fn a_stop_that_was_not_timed_has_no_figure() {
+    let node = Node::new(&[], TRUSTING);
+    let told = &status(&node)["gpus"][0]["stop"];
+    for key in [
+        "off_gpu_us",
+        "call_us",
+        "off_gpu_longest_us",
+        "call_longest_us",
+    ] {
+        assert_eq!(told[key], Value::Null, "{key}");
+    }
+    let table = table(&node);
+    assert!(table.contains("not measured"), "{table}");
 }

@@ -13,6 +13,7 @@
 
 mod calls;
 mod child;
+mod memory;
 mod place;
 mod trial;
 mod verdict;
@@ -23,12 +24,10 @@ use crate::config::{Level, Method, MethodChoice, SelfTestKind};
 use crate::rm::{Driver, Subdevice};
 pub use calls::calls;
 pub use place::{LIBRARY, NotPossible, Place, find_library};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tidegate_abi::uuid::Uuid;
-pub use verdict::{Held, Outcome, Report, Tried};
+pub use verdict::{Held, Outcome, Report, Spread, Times, Tried};
 
-/// What the run directory remembers.
-const MEMORY: &str = "self-test";
 /// Where a self-test finds what it needs, and where it remembers.
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -50,6 +49,7 @@ pub struct SelfTest<'a> {
     driver: &'a Driver,
     setting: &'a Setting,
     levels: Vec<Tried>,
+    times: Vec<Times>,
     summary: String,
     tried: bool,
     /// Whether a driver whose layouts are not known takes one size only.
@@ -60,9 +60,11 @@ impl<'a> SelfTest<'a> {
     /// Knows what the run directory remembers.
     #[must_use]
     pub fn new(driver: &'a Driver, setting: &'a Setting) -> Self {
-        let remembered = match setting.kind {
-            SelfTestKind::Full => remembered(&setting.run_dir, &key(driver, setting.methods)),
-            SelfTestKind::Calls => Vec::new(),
+        let (remembered, times) = match setting.kind {
+            SelfTestKind::Full => {
+                memory::remembered(&setting.run_dir, &key(driver, setting.methods))
+            }
+            SelfTestKind::Calls => (Vec::new(), Vec::new()),
         };
         Self {
             driver,
@@ -73,6 +75,7 @@ impl<'a> SelfTest<'a> {
                 "remembered from an earlier start since this boot".to_owned()
             },
             levels: remembered,
+            times,
             tried: false,
             answers: None,
         }
@@ -136,12 +139,13 @@ impl<'a> SelfTest<'a> {
             let tried = trial::run(self.driver, &place, self.setting.methods);
             tried.map_err(|error| with_causes(&error))
         }) {
-            Ok(levels) => {
+            Ok((levels, times)) => {
                 let ms = (crate::clock::now_ns() - begun) / 1_000_000;
                 self.summary = format!("tried on work of its own in {ms} ms");
                 let key = key(self.driver, self.setting.methods);
-                remember(&self.setting.run_dir, &key, &levels);
+                memory::remember(&self.setting.run_dir, &key, &levels, &times);
                 self.levels = levels;
+                self.times = times;
             }
             Err(why) => {
                 self.summary = format!(
@@ -159,6 +163,7 @@ impl<'a> SelfTest<'a> {
         Report {
             summary: self.summary,
             levels,
+            times: self.times,
         }
     }
 }
@@ -202,63 +207,6 @@ fn key(driver: &Driver, methods: MethodChoice) -> String {
     )
 }
 
-/// What was proven under `key`: a line a level, with the methods and what became of each.
-fn remembered(run_dir: &Path, key: &str) -> Vec<Tried> {
-    let text = std::fs::read_to_string(run_dir.join(MEMORY)).unwrap_or_default();
-    let mut lines = text.lines();
-    if lines.next() != Some(key) {
-        return Vec::new();
-    }
-    let read = |line: &str| {
-        let mut words = line.split('\t');
-        let level = words.next()?;
-        let level = [Level::L1, Level::L2, Level::L3]
-            .into_iter()
-            .find(|known| known.to_string() == level)?;
-        let methods = words.map(|word| {
-            let mut parts = word.splitn(3, '|');
-            let method = Method::from_name(parts.next()?)?;
-            let (name, why) = (parts.next()?, parts.next()?.to_owned());
-            let known = [
-                Held::Stops,
-                Held::AtKernelEnd,
-                Held::NotTried(why.clone()),
-                Held::Failed(why),
-            ];
-            let held = known.into_iter().find(|held| held.name() == name)?;
-            Some((method, held))
-        });
-        let tried = Tried::of(level, methods.collect::<Option<Vec<_>>>()?);
-        matches!(tried.outcome, Outcome::Proven(_)).then_some(tried)
-    };
-    lines.map_while(read).collect()
-}
-
-fn remember(run_dir: &Path, key: &str, levels: &[Tried]) {
-    let proven = levels
-        .iter()
-        .filter(|tried| matches!(tried.outcome, Outcome::Proven(_)));
-    let mut text = format!("{key}\n");
-    for tried in proven {
-        text.push_str(&tried.level.to_string());
-        for (method, held) in &tried.methods {
-            let why = match held {
-                Held::Stops | Held::AtKernelEnd => "",
-                Held::NotTried(why) | Held::Failed(why) => why,
-            };
-            let why = why.replace(['\t', '\n', '|'], " ");
-            text.push_str(&format!("\t{method}|{}|{why}", held.name()));
-        }
-        text.push('\n');
-    }
-    let fresh = run_dir.join(format!("{MEMORY}.new"));
-    let written =
-        std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, run_dir.join(MEMORY)));
-    if let Err(error) = written {
-        tracing::warn!(%error, "the self-test's result is not remembered");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,39 +214,6 @@ mod tests {
 
     fn tried(level: Level, methods: &[(Method, Held)]) -> Tried {
         Tried::of(level, methods.to_vec())
-    }
-
-    #[test]
-    fn what_was_proven_is_remembered_for_the_same_boot_driver_and_gpus_only() {
-        let dir = std::env::temp_dir().join(format!("tidegate-self-test-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("writable");
-        assert!(remembered(&dir, "a driver 580").is_empty());
-        let failed = Held::Failed("work goes | on".to_owned());
-        let levels = [
-            tried(Level::L1, &[(Method::Disable, failed.clone())]),
-            tried(
-                Level::L2,
-                &[(Method::Disable, failed), (Method::Restart, Held::Stops)],
-            ),
-            tried(Level::L3, &[(Method::Disable, Held::AtKernelEnd)]),
-        ];
-        remember(&dir, "a driver 580", &levels);
-        let known = remembered(&dir, "a driver 580");
-        let summary: Vec<_> = known
-            .iter()
-            .map(|tried| format!("{} {}", tried.level, tried.outcome))
-            .collect();
-        assert_eq!(
-            summary,
-            [
-                "L2 proven by disable+restart",
-                "L3 proven by disable, at the end of a kernel"
-            ]
-        );
-        assert_eq!(known[0].why_not_better(), "disable: work goes   on");
-        assert!(remembered(&dir, "a driver 590").is_empty());
-        std::fs::write(dir.join(MEMORY), b"garbage").expect("writable");
-        assert!(remembered(&dir, "a driver 580").is_empty());
     }
 
     #[test]

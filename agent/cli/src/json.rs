@@ -141,10 +141,7 @@ fn gpu(status: &v1::GpuStatus) -> Value {
         "wakes": status.wakes,
         "preempt_latency": status.preempt_latency.as_ref().map(latency),
         "gate_latency": status.gate_latency.as_ref().map(latency),
-        "stop": json!({
-            "off_gpu_us": status.stop.as_ref().and_then(|stop| stop.off_gpu_us),
-            "call_us": status.stop.as_ref().and_then(|stop| stop.call_us),
-        }),
+        "stop": stop(status.stop.unwrap_or_default()),
         "channels": status.channels,
         "channels_disabled": status.channels_disabled,
         "preemptions_per_unit": per_unit.map(|per| json!({
@@ -161,6 +158,17 @@ fn gpu(status: &v1::GpuStatus) -> Value {
             "ttft_allowed_pct": f64::from(budget.ttft_allowed) / 100.0,
             "tpot_allowed_pct": f64::from(budget.tpot_allowed) / 100.0,
         })),
+    })
+}
+
+/// How long stops took; null where that was not measured.
+fn stop(times: v1::StopTimes) -> Value {
+    json!({
+        "off_gpu_us": times.off_gpu_us,
+        "off_gpu_longest_us": times.off_gpu_longest_us,
+        "call_us": times.call_us,
+        "call_longest_us": times.call_longest_us,
+        "stops": times.stops,
     })
 }
 

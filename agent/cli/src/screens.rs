@@ -67,6 +67,13 @@ fn gpu(size: Size, index: u32) -> v1::GpuStatus {
             max_ns: size.of(2_812_345, day),
             ..v1::Latency::default()
         }),
+        stop: Some(v1::StopTimes {
+            off_gpu_us: Some(size.of(410, 90_000_000)),
+            call_us: Some(size.of(1_080, 99_000_000)),
+            off_gpu_longest_us: Some(size.of(610, 90_000_000)),
+            call_longest_us: Some(size.of(1_230, 99_000_000)),
+            stops: 15,
+        }),
         preemptions_per_unit: Some(v1::PreemptionsPerUnit {
             unit: "busy_period".to_owned(),
             units: 7,

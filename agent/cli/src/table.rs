@@ -140,7 +140,8 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             unit.unit.replace('_', " ")
         );
     }
-    if report.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0) {
+    let known = |gpu: &v1::GpuStatus| gpu.memory_total_bytes != 0 || gpu.stop.is_some();
+    if report.gpus.iter().any(known) {
         text.push('\n');
         models(report).show(width, &mut text);
     }
@@ -215,15 +216,29 @@ fn gate(report: &v1::GetStatusResponse, gpu: &v1::GpuStatus) -> String {
 
 /// What each GPU is, and how full.
 fn models(report: &v1::GetStatusResponse) -> Grid {
-    let mut rows = Grid::new(&[word("GPU"), long("MODEL", 16), word("MEMORY IN USE")]);
+    let mut rows = Grid::new(&[
+        word("GPU"),
+        long("MODEL", 16),
+        word("MEMORY IN USE"),
+        number("OFF THE GPU").spare(2),
+        number("CALL RETURNED").spare(1),
+    ]);
     for gpu in &report.gpus {
         rows.add([
             gpu.index.to_string(),
             or_dash(&gpu.model).to_owned(),
             in_use(gpu),
+            took(gpu, |stop| stop.off_gpu_us),
+            took(gpu, |stop| stop.call_us),
         ]);
     }
     rows
+}
+
+/// How long the self-test's stops took on a GPU.
+pub fn took(gpu: &v1::GpuStatus, figure: fn(&v1::StopTimes) -> Option<u64>) -> String {
+    let us = gpu.stop.as_ref().and_then(figure);
+    us.map_or_else(|| "not measured".to_owned(), |us| time(us * 1000))
 }
 
 fn gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) -> Shown {

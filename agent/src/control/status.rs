@@ -264,6 +264,7 @@ impl<'a> View<'a> {
             usage: latency::usage(usage, at, count),
             pressure_events: line.pressure_events,
             disabled_ns: self.longest_disabled(id),
+            stop: self.stop_times(line.gpu.uuid),
             ..v1::GpuStatus::default()
         };
         status.memory = self.gpu_memory(id);
@@ -303,6 +304,21 @@ impl<'a> View<'a> {
             status.budget = Some(budget(&view.budget));
         }
         status
+    }
+
+    /// How long the self-test's stops of a GPU took, by the method in force.
+    fn stop_times(&self, uuid: [u8; 16]) -> Option<v1::StopTimes> {
+        let times = self
+            .about
+            .self_test
+            .times_of(uuid, self.about.stop?.method)?;
+        Some(v1::StopTimes {
+            off_gpu_us: times.off_gpu.map(|spread| spread.median_us),
+            call_us: times.call.map(|spread| spread.median_us),
+            off_gpu_longest_us: times.off_gpu.map(|spread| spread.longest_us),
+            call_longest_us: times.call.map(|spread| spread.longest_us),
+            stops: times.stops,
+        })
     }
 
     /// How long the job that waits longest for `gpu` has been disabled.

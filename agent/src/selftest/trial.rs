@@ -12,10 +12,13 @@
 //! The child makes its own contexts and is killed by nobody: it ends when its standard input does, with
 //! everything enabled.
 
+mod attempt;
+mod times;
+
 use super::child::{self, Directory, Server};
 use super::place::{NotPossible, Place, READY_NS};
-use super::verdict::{Held, Tried};
-use super::work::{KERNEL_NS, STEPS};
+use super::verdict::{Held, Outcome, Times, Tried};
+use super::work::STEPS;
 use crate::channels::channel::{self, ChannelControl, Member, Plan, Restarter, Via};
 use crate::channels::{journal, prove};
 use crate::clock::now_ns;
@@ -28,9 +31,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidegate_abi::class::Engine;
 use tidegate_abi::gate::Gate;
-use tidegate_driver::stop_and_resume::{
-    Counters, Kernel, Seen, Terms, Work, goes_on, stop_and_resume,
-};
+use tidegate_driver::stop_and_resume::{Counters, goes_on};
 use tidegate_driver::worker::{Gone, Worker};
 use tidegate_node::file::File;
 use tidegate_node::kinds::{Process, Switch};
@@ -58,7 +59,8 @@ const END_NS: u64 = 5_000_000_000;
 /// Messages are looked for this often.
 const TURN: Duration = Duration::from_millis(1);
 
-/// Tries all levels, in order L1, L2, L3, each by the methods that `methods` allows until one holds.
+/// Tries all levels, in order L1, L2, L3, each by the methods that `methods` allows until one holds; then times
+/// stops on each GPU by the first level that holds.
 ///
 /// # Errors
 /// When the work could not be set up, which says nothing about any level.
@@ -66,7 +68,7 @@ pub fn run(
     driver: &Driver,
     place: &Place,
     methods: MethodChoice,
-) -> Result<Vec<Tried>, NotPossible> {
+) -> Result<(Vec<Tried>, Vec<Times>), NotPossible> {
     let dir = Directory::new(&place.run_dir)?;
     let (mailbox, inbox) = inbox::inbox();
     let server = Server::start(&dir.0, mailbox)?;
@@ -78,6 +80,7 @@ pub fn run(
         answers: Vec::new(),
         next_seq: 1,
         own: Vec::new(),
+        devices: Vec::new(),
         still: STILL,
         stuck: false,
     };
@@ -92,10 +95,16 @@ pub fn run(
         Ok(())
     });
     let outcome = outcome.map(|()| {
-        [Level::L1, Level::L2, Level::L3]
-            .into_iter()
+        let levels = [Level::L1, Level::L2, Level::L3].into_iter();
+        let tried: Vec<_> = levels
             .map(|level| trial.attempt(driver, level, methods))
-            .collect()
+            .collect();
+        let proven = tried.iter().find_map(|tried| match &tried.outcome {
+            Outcome::Proven(stop) => Some((tried.level, stop.method)),
+            _ => None,
+        });
+        let times = proven.map_or_else(Vec::new, |by| trial.times(driver, by));
+        (tried, times)
     });
     trial.end();
     drop(server);
@@ -120,6 +129,8 @@ struct Trial {
     next_seq: u64,
     /// The agent's own side, by GPU.
     own: Vec<Restarter>,
+    /// UUIDs by the child's CUDA ordinals.
+    devices: Vec<String>,
     /// How long disabled work must stand still here.
     still: Duration,
     /// Work that a failed method left does not go on, so there is nothing to try another on.
@@ -237,10 +248,11 @@ impl Trial {
 
     fn wait_ready(&mut self) -> Result<(), NotPossible> {
         let said = self.until(READY_NS, Self::line).ok_or(NotPossible::Slow)?;
-        if said != "ready" {
+        let Some(devices) = said.strip_prefix("ready ") else {
             let text = said.strip_prefix("error ").unwrap_or(&said);
             return Err(NotPossible::Child(text.to_owned()));
-        }
+        };
+        self.devices = devices.split(' ').map(str::to_owned).collect();
         // What it did before it said so may still be on its way.
         self.until(ANSWER_NS, |trial| {
             let there = trial.attached.is_some() && !trial.channels.is_empty();
@@ -384,13 +396,7 @@ impl Trial {
             // By CUDA device: whether it stood still in the middle of a kernel.
             let mut inside: Vec<bool> = Vec::new();
             for _ in 0..ROUNDS {
-                let mut attempt = Attempt {
-                    trial: self,
-                    driver,
-                    level,
-                    method,
-                };
-                let (at, went_to_its_end) = attempt.round()?;
+                let (at, went_to_its_end) = self.round(driver, level, method)?;
                 late |= went_to_its_end;
                 inside.resize(at.len(), false);
                 for (inside, counter) in inside.iter_mut().zip(&at) {
@@ -411,25 +417,33 @@ impl Trial {
         method: Method,
         switch: Switch,
     ) -> Result<(), String> {
-        for (index, gpu) in driver.gpus.iter().enumerate() {
-            let on = |channel: &&Channel| {
-                channel.device_instance == Some(gpu.device_instance)
-                    || channel.uuid == Some(gpu.uuid)
-            };
-            let channels: Vec<Channel> = self.channels.iter().filter(on).copied().collect();
-            if channels.is_empty() {
-                return Err(format!("no channel was seen on GPU {index}"));
-            }
-            self.set(index, gpu.device_instance, level, method, channels, switch)
-                .map_err(|error| {
-                    let what = match switch {
-                        Switch::Disable => "disable",
-                        Switch::Enable => "enable",
-                    };
-                    format!("{what} on GPU {index}: {error}")
-                })?;
+        (0..driver.gpus.len()).try_for_each(|at| self.set_on(driver, at, (level, method), switch))
+    }
+
+    /// The same on one GPU.
+    fn set_on(
+        &mut self,
+        driver: &Driver,
+        index: usize,
+        (level, method): (Level, Method),
+        switch: Switch,
+    ) -> Result<(), String> {
+        let gpu = &driver.gpus[index];
+        let on = |channel: &&Channel| {
+            channel.device_instance == Some(gpu.device_instance) || channel.uuid == Some(gpu.uuid)
+        };
+        let channels: Vec<Channel> = self.channels.iter().filter(on).copied().collect();
+        if channels.is_empty() {
+            return Err(format!("no channel was seen on GPU {index}"));
         }
-        Ok(())
+        let set = self.set(index, gpu.device_instance, level, method, channels, switch);
+        set.map_err(|error| {
+            let what = match switch {
+                Switch::Disable => "disable",
+                Switch::Enable => "enable",
+            };
+            format!("{what} on GPU {index}: {error}")
+        })
     }
 
     fn set(
@@ -527,68 +541,5 @@ impl Counters for Trial {
 
     fn pass(&mut self, time: Duration) {
         self.until(crate::clock::nanos(time), |_| None::<()>);
-    }
-}
-
-/// One level by one method.
-struct Attempt<'a> {
-    trial: &'a mut Trial,
-    driver: &'a Driver,
-    level: Level,
-    method: Method,
-}
-
-impl Attempt<'_> {
-    /// Stops the work, sees it stand still, and lets it go on; where it stood, and whether it went on to the
-    /// end of its kernel first.
-    fn round(&mut self) -> Result<(Vec<u64>, bool), String> {
-        let terms = Terms {
-            orders: 2,
-            settle: SETTLE,
-            still: self.trial.still,
-            kernel: Some(Kernel {
-                steps: STEPS,
-                length: Duration::from_nanos(KERNEL_NS),
-            }),
-            resume: RESUME,
-        };
-        match stop_and_resume(self, &terms)? {
-            Seen::Held { at, late } => Ok((at, late)),
-            Seen::WentOn { counter, .. } => Err(format!(
-                "the driver says disabled, and work on CUDA device {counter} goes on"
-            )),
-            Seen::Stuck { counter } => Err(format!(
-                "the driver says enabled, and work on CUDA device {counter} stands still"
-            )),
-            Seen::Ended => Err("its GPU work is not kept queued".to_owned()),
-        }
-    }
-}
-
-impl Counters for Attempt<'_> {
-    type Error = String;
-
-    fn counters(&mut self) -> Result<Vec<u64>, String> {
-        self.trial.counters()
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.trial.pass(time);
-    }
-}
-
-impl Work for Attempt<'_> {
-    fn set(&mut self, disable: bool) -> Result<(), String> {
-        let (level, method) = (self.level, self.method);
-        let switch = if disable {
-            Switch::Disable
-        } else {
-            Switch::Enable
-        };
-        self.trial.set_all(self.driver, level, method, switch)
-    }
-
-    fn loaded(&mut self) -> Result<Vec<u64>, String> {
-        self.trial.loaded()
     }
 }

@@ -145,6 +145,43 @@ fn named(methods: &[(Method, Held)]) -> String {
     texts.collect::<Vec<_>>().join("; ")
 }
 
+/// How long the stops of one GPU took, by one method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// The GPU.
+    pub uuid: [u8; 16],
+    /// The method.
+    pub method: Method,
+    /// From the order until the stopped kernel made its last progress; None: not measured.
+    pub off_gpu: Option<Spread>,
+    /// From the order until the call returned; None: not measured.
+    pub call: Option<Spread>,
+    /// Stops that were timed.
+    pub stops: u32,
+}
+
+/// Some times in sum, in microseconds. There are too few of them for a 99th percentile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// The median.
+    pub median_us: u64,
+    /// The longest.
+    pub longest_us: u64,
+}
+
+impl Spread {
+    /// Of times in nanoseconds; None of none. What took less than a microsecond counts as one.
+    #[must_use]
+    pub fn of(mut times_ns: Vec<u64>) -> Option<Self> {
+        times_ns.sort_unstable();
+        let us = |ns: &u64| ns.div_ceil(1000).max(1);
+        Some(Self {
+            median_us: times_ns.get(times_ns.len() / 2).map(us)?,
+            longest_us: times_ns.last().map(us)?,
+        })
+    }
+}
+
 /// What a self-test found, for status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -152,9 +189,18 @@ pub struct Report {
     pub summary: String,
     /// The levels that were asked about or tried with them, in order.
     pub levels: Vec<Tried>,
+    /// How long stops took, of the GPUs on which they were timed.
+    pub times: Vec<Times>,
 }
 
 impl Report {
+    /// How long stops took on a GPU by a method.
+    #[must_use]
+    pub fn times_of(&self, uuid: [u8; 16], method: Method) -> Option<&Times> {
+        let mut times = self.times.iter();
+        times.find(|times| (times.uuid, times.method) == (uuid, method))
+    }
+
     /// Why the methods better than the one that `level` uses are not used, and what is to be known of it.
     #[must_use]
     pub fn why_not_better(&self, level: Level) -> String {

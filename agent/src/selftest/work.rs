@@ -7,9 +7,14 @@
 //! second user of the files and locks it measures, and could take it down.
 //!
 //! ```text
-//! stdout: ready                       every counter moves
+//! stdout: ready UUID ...              every counter moves; by CUDA ordinal
 //! stdin:  read                        stdout: COUNTER:QUEUED ...  steps by CUDA ordinal
 //! stdin:  kernels | graphs            stdout: STEPS ...           after which the counters are theirs
+//! stdin:  fine ORDINAL                stdout: STEPS ...           the same; short steps on that GPU
+//! stdin:  watch ORDINAL NS            stdout: watching            looks at that counter all the time, until it has
+//!                                     stdout: still LAST BLIND COUNTER    stood still for so long: when it last
+//!                                     moved, and how long nobody had looked then; or
+//!                                     stdout: moves               it does not stand still
 //! stdin:  (end)                       ends
 //! stdout: error TEXT                  and ends with 1
 //! ```
@@ -20,8 +25,10 @@
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
+use tidegate_abi::uuid::Uuid;
 use tidegate_driver::cuda::{Counter, Cuda, CudaError, Handle};
 use tidegate_driver::kernels::{Kernels, Steps};
+use tidegate_driver::sys::monotonic_ns;
 use tidegate_driver::worker::{listen, say};
 
 /// Steps of a kernel, and how long each takes: long enough to be caught in the middle.
@@ -29,10 +36,15 @@ pub const STEPS: u64 = 200;
 const STEP_NS: u64 = 100_000;
 /// Length of a kernel.
 pub const KERNEL_NS: u64 = STEPS * STEP_NS;
+/// A step of a kernel whose stop is timed, and how many it has.
+pub const FINE_STEP_NS: u64 = 10_000;
+const FINE_STEPS: u64 = KERNEL_NS / FINE_STEP_NS;
 /// Kernels of a graph.
 const NODES: u64 = 3;
-/// Steps kept queued, at least: the rest of what runs, and something behind it.
-const QUEUED: u64 = 2 * STEPS;
+/// Kernels kept queued, at least: the rest of what runs, and something behind it.
+const QUEUED: u64 = 2;
+/// A counter that moves for so long after it has begun to be watched does not stand still.
+const WATCHED_NS: u64 = 1_500_000_000;
 /// A turn of the loop.
 const TURN: Duration = Duration::from_millis(1);
 /// Longer than the library's soft landing takes.
@@ -76,10 +88,12 @@ impl From<CudaError> for WorkError {
 }
 
 struct Gpu {
+    uuid: Uuid,
     context: Handle,
     stream: Handle,
     kernels: Kernels,
     steps: Steps,
+    fine: Steps,
     graph: Handle,
     counter: Counter,
     /// Steps of all that was launched.
@@ -90,13 +104,23 @@ struct Gpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Read,
-    Launch { graphs: bool },
+    Launch(Launched),
+    Watch { ordinal: usize, still_ns: u64 },
+}
+
+/// What is launched on the GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Launched {
+    Kernels,
+    Graphs,
+    /// Kernels of short steps on one GPU.
+    Fine(usize),
 }
 
 struct Work {
     cuda: Cuda,
     gpus: Vec<Gpu>,
-    graphs: bool,
+    launched: Launched,
     asked: Receiver<Asked>,
 }
 
@@ -110,7 +134,7 @@ impl Work {
         Ok(Self {
             cuda,
             gpus,
-            graphs: false,
+            launched: Launched::Kernels,
             asked,
         })
     }
@@ -118,16 +142,15 @@ impl Work {
     fn go(&mut self) -> Result<(), WorkError> {
         let mut ready = false;
         loop {
-            for gpu in &mut self.gpus {
-                gpu.feed(&self.cuda, self.graphs)?;
-            }
+            self.feed()?;
             if !ready && self.gpus.iter().all(|gpu| gpu.counter.value() > STEPS) {
                 ready = true;
-                say("ready");
+                let uuids: Vec<_> = self.gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
+                say(&format!("ready {}", uuids.join(" ")));
             }
             match self.asked.recv_timeout(TURN) {
-                Ok(Asked::Launch { graphs }) => {
-                    self.graphs = graphs;
+                Ok(Asked::Launch(what)) => {
+                    self.launched = what;
                     let launched = self.gpus.iter().map(|gpu| gpu.launched.to_string());
                     say(&launched.collect::<Vec<_>>().join(" "));
                 }
@@ -139,9 +162,44 @@ impl Work {
                     let values: Vec<_> = self.gpus.iter().map(of).collect();
                     say(&values.join(" "));
                 }
+                Ok(Asked::Watch { ordinal, still_ns }) => {
+                    say("watching");
+                    let seen = self.watch(ordinal, still_ns)?;
+                    say(&seen);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
+        }
+    }
+
+    fn feed(&mut self) -> Result<(), CudaError> {
+        for (ordinal, gpu) in self.gpus.iter_mut().enumerate() {
+            gpu.feed(&self.cuda, self.launched, ordinal)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at a counter until it stands still; what there is to say of it.
+    fn watch(&mut self, ordinal: usize, still_ns: u64) -> Result<String, CudaError> {
+        let begun = monotonic_ns();
+        let Some(counter) = self.gpus.get(ordinal).map(|gpu| gpu.counter) else {
+            return Ok("error there is no such GPU".to_owned());
+        };
+        let (mut looked, mut value) = (begun, counter.value());
+        let (mut last, mut blind) = (begun, 0);
+        loop {
+            let (now_at, now) = (counter.value(), monotonic_ns());
+            if now_at != value {
+                (value, last, blind) = (now_at, now, now - looked);
+            } else if now - last >= still_ns {
+                return Ok(format!("still {last} {blind} {value}"));
+            }
+            if now - begun >= WATCHED_NS {
+                return Ok("moves".to_owned());
+            }
+            looked = now;
+            self.feed()?;
         }
     }
 }
@@ -149,9 +207,23 @@ impl Work {
 /// What a line of standard input asks for.
 fn understand(line: &str) -> Asked {
     match line {
-        "kernels" => Asked::Launch { graphs: false },
-        "graphs" => Asked::Launch { graphs: true },
-        _ => Asked::Read,
+        "kernels" => Asked::Launch(Launched::Kernels),
+        "graphs" => Asked::Launch(Launched::Graphs),
+        _ => of_one_gpu(line).unwrap_or(Asked::Read),
+    }
+}
+
+/// What a line asks for that names a GPU.
+fn of_one_gpu(line: &str) -> Option<Asked> {
+    let mut words = line.split(' ');
+    let (word, ordinal) = (words.next()?, words.next()?.parse().ok()?);
+    match word {
+        "fine" => Some(Asked::Launch(Launched::Fine(ordinal))),
+        "watch" => Some(Asked::Watch {
+            ordinal,
+            still_ns: words.next()?.parse().ok()?,
+        }),
+        _ => None,
     }
 }
 
@@ -169,12 +241,19 @@ impl Gpu {
             step_ns: STEP_NS,
             blocks,
         };
+        let fine = Steps {
+            steps: FINE_STEPS,
+            step_ns: FINE_STEP_NS,
+            ..steps
+        };
         let graph = kernels.graph_of_steps(cuda, stream, NODES, steps)?;
         Ok(Self {
+            uuid: Uuid(cuda.uuid(device)?),
             context,
             stream,
             kernels,
             steps,
+            fine,
             graph,
             counter,
             launched: 0,
@@ -182,18 +261,23 @@ impl Gpu {
     }
 
     /// Keeps the queue filled, and no fuller: a launch must never block while the channel is disabled.
-    fn feed(&mut self, cuda: &Cuda, graphs: bool) -> Result<(), CudaError> {
-        if self.launched >= self.counter.value() + QUEUED {
+    fn feed(&mut self, cuda: &Cuda, what: Launched, ordinal: usize) -> Result<(), CudaError> {
+        let kernel = match what {
+            Launched::Fine(timed) if timed == ordinal => self.fine,
+            _ => self.steps,
+        };
+        let queued = QUEUED * kernel.steps;
+        if self.launched >= self.counter.value() + queued {
             return Ok(());
         }
         cuda.enter(self.context)?;
-        while self.launched < self.counter.value() + QUEUED {
-            if graphs {
+        while self.launched < self.counter.value() + queued {
+            if what == Launched::Graphs {
                 cuda.launch_graph(self.graph, self.stream)?;
                 self.launched += NODES * STEPS;
             } else {
-                self.kernels.launch_steps(cuda, self.stream, self.steps)?;
-                self.launched += STEPS;
+                self.kernels.launch_steps(cuda, self.stream, kernel)?;
+                self.launched += kernel.steps;
             }
         }
         Ok(())

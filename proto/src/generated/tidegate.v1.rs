@@ -1051,15 +1051,23 @@ pub struct GpuStatus {
     #[prost(message, optional, tag = "41")]
     pub stop: ::core::option::Option<StopTimes>,
 }
-/// Medians, by the method in force.
+/// How long the self-test's own stops took on one GPU, by the method in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopTimes {
-    /// From the entry of the call to the first kernel of another program that was launched with it; unset: not measured.
+    /// Median time from the order until the stopped kernel made its last progress; unset: not measured.
     #[prost(uint64, optional, tag = "1")]
     pub off_gpu_us: ::core::option::Option<u64>,
-    /// From the entry of the call to its return; unset: not measured.
+    /// Median time from the order until the driver's call returned; unset: not measured.
     #[prost(uint64, optional, tag = "2")]
     pub call_us: ::core::option::Option<u64>,
+    /// The longest of these times; unset: not measured.
+    #[prost(uint64, optional, tag = "3")]
+    pub off_gpu_longest_us: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub call_longest_us: ::core::option::Option<u64>,
+    /// Stops that were timed.
+    #[prost(uint32, tag = "5")]
+    pub stops: u32,
 }
 /// Of the last ten minutes at most. Waits and work count once, however many requests share them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

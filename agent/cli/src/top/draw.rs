@@ -274,6 +274,8 @@ struct Column<'a> {
 const MEMORY_FROM: u16 = 100;
 /// See [`MEMORY_FROM`].
 const MODEL_FROM: u16 = 126;
+/// See [`MEMORY_FROM`].
+const STOP_FROM: u16 = 152;
 
 /// The columns that a terminal of this width has room for. Where no memory is shared, what is in use is in the place
 /// of the headroom.
@@ -357,6 +359,12 @@ fn gpu_columns<'a>(
         let brief = width < MEMORY_FROM;
         let cell = Box::new(move |_, gpu: &v1::GpuStatus| Line::raw(memory_cell(gpu, brief)));
         columns.push(column("MEMORY", if brief { 10 } else { 20 }, false, cell));
+    }
+    if width >= STOP_FROM && status.gpus.iter().any(|gpu| gpu.stop.is_some()) {
+        let off = |_, gpu: &v1::GpuStatus| Line::raw(table::took(gpu, |stop| stop.off_gpu_us));
+        let call = |_, gpu: &v1::GpuStatus| Line::raw(table::took(gpu, |stop| stop.call_us));
+        columns.push(column("OFF THE GPU", 12, true, Box::new(off)));
+        columns.push(column("RETURNED", 12, true, Box::new(call)));
     }
     if any_known && width >= MODEL_FROM {
         let cell = Box::new(|_, gpu: &v1::GpuStatus| Line::raw(plain::line(&gpu.model)));

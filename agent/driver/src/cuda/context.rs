@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule,
-    CUresult, CUstream,
+    CUresult, CUstream, CUuuid,
 };
 use tidegate_abi::vmm::{Access, Properties};
 
@@ -24,6 +24,7 @@ driver! {
     cuDeviceGet(*mut CUdevice, c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
     cuDeviceGetName(*mut c_char, c_int, CUdevice);
+    cuDeviceGetUuid(*mut CUuuid, CUdevice);
     cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxReset_v2(CUdevice);
@@ -102,6 +103,13 @@ impl Cuda {
             cuDeviceGetAttribute(&raw mut count, MULTIPROCESSORS, device)
         )?;
         Ok(u32::try_from(count).unwrap_or(1).max(1))
+    }
+
+    /// UUID of a device.
+    pub fn uuid(&self, device: CUdevice) -> Result<[u8; 16]> {
+        let mut uuid = CUuuid::default();
+        call!(self, cuDeviceGetUuid(&raw mut uuid, device))?;
+        Ok(uuid.bytes)
     }
 
     /// Name of a device.

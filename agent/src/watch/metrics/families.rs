@@ -43,7 +43,7 @@ const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 43] = [
+pub(super) const FAMILIES: [Family; 45] = [
     family(
         GAUGE,
         "build_info",
@@ -128,6 +128,20 @@ pub(super) const FAMILIES: [Family; 43] = [
         Some(Unit::Seconds),
         "Doorbell ring to entry of the last disable",
         |s| per_gpu(s, |gpu| latencies(gpu.gate_latency.as_ref())),
+    ),
+    family(
+        GAUGE,
+        "stop_off_gpu",
+        Some(Unit::Seconds),
+        "Order to the last progress of the stopped kernel, by the self-test: median; absent where not measured",
+        |s| per_gpu(s, |gpu| took(gpu, |stop| stop.off_gpu_us)),
+    ),
+    family(
+        GAUGE,
+        "stop_call",
+        Some(Unit::Seconds),
+        "Order to the return of the driver's call, by the self-test: median; absent where not measured",
+        |s| per_gpu(s, |gpu| took(gpu, |stop| stop.call_us)),
     ),
     family(
         HISTOGRAM,
@@ -635,3 +649,13 @@ pub(super) struct JobFamily(
     pub(super) &'static str,
     pub(super) fn(&v1::JobStatus) -> Sample,
 );
+
+/// A median of the self-test's stops, where it was measured.
+fn took(
+    gpu: &v1::GpuStatus,
+    figure: impl Fn(&v1::StopTimes) -> Option<u64>,
+) -> Vec<(Labels, Sample)> {
+    let us = gpu.stop.as_ref().and_then(figure).into_iter();
+    us.map(|us| plain(Sample::Gauge(seconds(us * 1000))))
+        .collect()
+}

@@ -552,8 +552,11 @@ impl World {
             self.knobs.hang.0 -= 1;
             latency = latency.saturating_add(self.knobs.hang.1);
         }
-        let (_, end) = self.locks.reserve(call.now, needs, latency);
-        answer.due = end;
+        let after = if disable { self.knobs.answer_ns } else { 0 };
+        let held = latency.saturating_add(after);
+        let (_, answered) = self.locks.reserve(call.now, needs, held);
+        let end = answered.saturating_sub(after);
+        answer.due = answered;
         answer.record = Some(returned);
         if disable {
             for channel in keys.iter().filter_map(|key| self.channels.get(key)) {

@@ -67,8 +67,10 @@ const fn is_large(entry: &Entry) -> bool {
     entry.op == Op::Copy as u32 && entry.args[2] > LARGE
 }
 
-/// A piece of a `tg_steps` kernel: the counter moves on with each, also in mid-kernel.
+/// A piece of a `tg_steps` kernel: the counter moves on with each, also in mid-kernel. One of short steps has short
+/// pieces.
 const PIECE_NS: u64 = 1_000_000;
+const PIECE_STEPS: u64 = 10;
 /// Pieces of one such kernel.
 const PIECES: u64 = 4_096;
 
@@ -78,7 +80,8 @@ fn piece_steps(entry: &Entry) -> u64 {
         return 0;
     }
     let (steps, step_ns) = (entry.args[1], entry.args[2].max(1));
-    let piece = (PIECE_NS / step_ns).max(steps / PIECES).max(1);
+    let piece = (PIECE_NS / step_ns).min(PIECE_STEPS);
+    let piece = piece.max(steps / PIECES).max(1);
     if piece < steps { piece } else { 0 }
 }
 

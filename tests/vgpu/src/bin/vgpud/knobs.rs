@@ -36,6 +36,8 @@ pub(crate) struct Knobs {
     pub(crate) unknown_pair: Status,
     /// `disable_fixed_us`, or `disable_us` and `disable_p99_us`: how long a disable takes.
     pub(crate) disable: Latency,
+    /// `answer_us`: how much later than its channels stop a disable is answered, locks held.
+    pub(crate) answer_ns: u64,
     /// `enable_us`: how long an enable takes.
     pub(crate) enable: Latency,
     /// `enable_refcount = flag | count`: whether two disables need two enables, as on an H100 (the default).
@@ -122,6 +124,7 @@ impl Default for Knobs {
             restart: None,
             unknown_pair: Status::INVALID_CHANNEL,
             disable: config.disable,
+            answer_ns: 0,
             enable: Latency::Fixed(100_000),
             counting: true,
             timeslice_ns: config.timeslice_ns,
@@ -292,6 +295,7 @@ impl Knobs {
                 let (Latency::LogNormal { p50, .. } | Latency::Fixed(p50)) = self.disable;
                 self.disable = Latency::LogNormal { p50, p99 };
             }
+            "answer_us" => self.answer_ns = micros(value)?,
             "enable_us" => self.enable = Latency::Fixed(micros(value)?),
             "enable_refcount" => {
                 self.counting = match value {
