@@ -237,6 +237,13 @@ fn a_driver_of_an_unknown_branch_is_not_controlled_on_the_word_of_its_calls() {
     assert_eq!(seen["level"], "l5_launch_gate");
     let note = seen["level_note"].as_str().expect("a text");
     assert!(note.contains("only a stop that was seen counts"), "{note}");
+    let figures = &seen["gpus"][0];
+    assert_eq!(
+        figures["model"], "NVIDIA H100 80GB HBM3",
+        "its sizes were asked for"
+    );
+    assert_ne!(figures["memory_total_bytes"], 0);
+    assert_ne!(figures["memory_total_bytes"], Value::Null);
 }
 
 /// P-GATE-23: a branch that nobody has read is asked for the modes that rule channel control out.

@@ -125,12 +125,13 @@ fn drained(report: &v1::GetStatusResponse) -> Value {
 
 fn gpu(status: &v1::GpuStatus) -> Value {
     let per_unit = status.preemptions_per_unit.as_ref();
+    let known = status.memory_total_bytes != 0;
     json!({
         "index": status.index,
         "uuid": status.uuid,
-        "model": status.model,
-        "memory_total_bytes": status.memory_total_bytes,
-        "memory_used_bytes": status.memory_used_bytes,
+        "model": Some(&status.model).filter(|name| !name.is_empty()),
+        "memory_total_bytes": known.then_some(status.memory_total_bytes),
+        "memory_used_bytes": known.then_some(status.memory_used_bytes),
         "gate": gate(status),
         "online_busy": status.online_busy,
         "state_ns": status.state_ns,

@@ -2,7 +2,7 @@
 //!
 //! The driver compares the stated size with its own before it acts, and has a status for a wrong one. So where
 //! a size is not sure, those that branches have had are stated, the newest first, and then what a list that goes on
-//! growing would make of it.
+//! growing would make of it: from the newest size, and from the longest, since a branch may have made it shorter.
 
 use super::control_file::ControlFile;
 use super::ioctl::{Parameters, Result, RmError};
@@ -32,14 +32,16 @@ impl Sized {
             return vec![(self.of)(branch)];
         }
         let mut sizes: Vec<usize> = Branch::ALL.into_iter().rev().map(self.of).collect();
+        let newest = sizes.first().copied().unwrap_or(0);
         let most = sizes.iter().copied().max().unwrap_or(0);
+        let grown = |from: usize| (1..=STEPS).map(move |steps| from + steps * self.step);
+        sizes.extend(grown(newest).chain(grown(most)));
         let mut seen = Vec::new();
         sizes.retain(|size| {
             let new = !seen.contains(size);
             seen.push(*size);
             new
         });
-        sizes.extend((1..=STEPS).map(|steps| most + steps * self.step));
         sizes
     }
 }
@@ -159,6 +161,23 @@ mod tests {
                 .iter()
                 .all(|size| *size <= size_of::<Longer<rm::GpuInfoV2>>())
         );
+    }
+
+    /// P-GATE-23: sizes of a branch that nobody has read are asked for, the newest first.
+    #[test]
+    fn a_size_that_the_newest_branch_made_shorter_is_found_where_it_grows_from_there() {
+        let name = Sized {
+            call: (2, "A_NAME"),
+            of: Branch::name_string_size,
+            step: 4,
+        };
+        let sizes = name.candidates(Layout::ByAnswers);
+        assert_eq!(sizes[..4], [68, 132, 72, 76]);
+        assert!(sizes.contains(&136));
+        let mut once = sizes.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), sizes.len(), "no size is stated twice");
     }
 
     /// P-GATE-23: sizes of a branch that nobody has read are asked for, the newest first.
