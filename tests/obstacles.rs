@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tidegate_tests::peer::Peer;
-use tidegate_tests::view::{disabled, status, wait_all, wait_so};
+use tidegate_tests::view::{disabled, finished_after, process, records, status, wait_all, wait_so};
 use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, compile, watch};
 use tidegate_vgpu::control::Control;
 use tidegate_vgpu::history::Kind;
@@ -91,12 +91,16 @@ fn mps_is_seen_at_the_start_and_while_the_agent_runs() {
     let daemon = mps(&dir);
     start(&mut node, &dir);
     assert_eq!(named(&node), ["mps"]);
-    assert_eq!(status(&node)["level"], "l5_launch_gate");
+    assert_eq!(
+        status(&node)["level"],
+        "l1_agent",
+        "it is of some processes"
+    );
     drop(daemon);
     wait_so("the obstacle to go", || named(&node).is_empty());
     drop(node.agent.take());
 
-    // Channels that are reported while it runs may be another process' as well.
+    // Channels that are reported while it runs are managed, if their process finds no daemon.
     start(&mut node, &dir);
     assert_eq!(status(&node)["level"], "l1_agent");
     let daemon = mps(&dir);
@@ -107,8 +111,90 @@ fn mps_is_seen_at_the_start_and_while_the_agent_runs() {
     let (client, _) = offline.channels(0, 2);
     wait_so("an open gate", || offline.ask("gate 0") == "gate open");
     online.ask("busy 0");
-    wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
-    assert_eq!(disabled(&node, client), [false, false]);
+    wait_all(&node, client, true);
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+    drop(daemon);
+}
+
+/// An offline program that finds MPS in `dir`.
+fn client_of(node: &Node, dir: &Path) -> Offline {
+    let mut command = node.preloaded(compile("offline", &["-lcuda"]), "offline");
+    command
+        .args(["1000000", "0"])
+        .env("CUDA_MPS_PIPE_DIRECTORY", dir);
+    Offline::from_command(&mut command)
+}
+
+/// Records of a kind of what a process owns.
+fn seen_of(node: &Node, pid: u32, kind: Kind) -> Vec<u64> {
+    let records = records(node).into_iter();
+    let own = records.filter(|record| record.pid == pid && record.kind == kind);
+    own.map(|record| record.at_ns).collect()
+}
+
+/// P-GATE-25: MPS is a property of a process.
+#[test]
+fn the_launches_of_an_mps_client_wait_and_other_programs_are_stopped_in_mid_kernel() {
+    let mut node = Node::device_only(&[]);
+    let [used, empty] = ["mps", "empty"].map(|name| node.dir().join(name));
+    for dir in [&used, &empty] {
+        std::fs::create_dir(dir).expect("the directory is writable");
+    }
+    let daemon = mps(&used);
+    start(&mut node, &used);
+    let mut programs = [&used, &empty].map(|dir| client_of(&node, dir));
+    programs.iter_mut().for_each(Offline::running);
+    let [client, other] = [0, 1].map(|at: usize| programs[at].process.pid());
+    let mut online = Peer::attached(&node, "online", "");
+    online.ask("busy 0");
+    wait_so("the other's channels to stop", || {
+        !seen_of(&node, other, Kind::DisableEnd).is_empty()
+    });
+    wait_so("the client's launches to wait", || {
+        let last = seen_of(&node, client, Kind::KernelEnd).pop();
+        last.is_some_and(|at| tidegate_tests::monotonic_ns() > at + 100_000_000)
+    });
+    assert_eq!(seen_of(&node, client, Kind::DisableEnd), [0; 0]);
+    let note = process(&node, client).expect("it is attached")["note"].clone();
+    let said = note.as_str().is_some_and(|note| note.contains("MPS"));
+    assert!(said, "{note}");
+    online.ask("idle 0");
+    let before = tidegate_tests::monotonic_ns();
+    for pid in [client, other] {
+        wait_so("it to go on", || {
+            finished_after(&node, pid, before).is_some()
+        });
+    }
+    for program in programs {
+        program.stop();
+    }
+    drop(daemon);
+}
+
+/// P-GATE-25: MPS is a property of a process.
+#[test]
+fn channels_that_are_disabled_when_mps_comes_stay_managed() {
+    let mut node = Node::device_only(&[]);
+    let dir = node.dir().join("mps");
+    std::fs::create_dir(&dir).expect("the directory is writable");
+    start(&mut node, &dir);
+    let mut online = Peer::attached(&node, "online", "");
+    online.ask("idle 0");
+    let mut offline = Peer::attached(&node, "offline", "batch");
+    let (client, _) = offline.channels(0, 2);
+    wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    let daemon = mps(&dir);
+    wait_so("the obstacle", || named(&node) == ["mps"]);
+    online.ask("idle 0");
+    wait_all(&node, client, false);
+    online.ask("busy 0");
+    wait_all(&node, client, true);
+    assert_eq!(status(&node)["level"], "l1_agent");
+    online.ask("idle 0");
+    wait_all(&node, client, false);
     drop(daemon);
 }
 

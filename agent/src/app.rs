@@ -151,7 +151,8 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         ports: Ports {
             clock: Box::new(MonotonicClock),
             prover: Box::new(
-                prove::start(&mailbox, yard.clone()).map_err(starting("start the prover"))?,
+                prove::start(&mailbox, yard.clone(), mps.clone())
+                    .map_err(starting("start the prover"))?,
             ),
             machine: Box::new(Machine {
                 journal,
@@ -353,10 +354,15 @@ fn choose(options: &Options, driver: &Driver) -> Result<Found, AppError> {
     let mps = Mps::of(&options.device);
     let obstacles = obstacle::look(driver, &mps);
     for obstacle in &obstacles {
-        tracing::warn!("no channel control: {obstacle}");
+        if obstacle.rules_levels_out() {
+            tracing::warn!("no channel control: {obstacle}");
+        } else {
+            tracing::warn!("{obstacle}");
+        }
     }
     let choice = level::choose(config.level, driver, |level| {
-        if let Some(obstacle) = obstacles.first() {
+        let mut ruling = obstacles.iter().filter(|found| found.rules_levels_out());
+        if let Some(obstacle) = ruling.next() {
             return Err(obstacle.to_string());
         }
         self_test.outcome(level).stop()

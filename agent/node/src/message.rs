@@ -37,7 +37,7 @@ pub enum Input {
     Released(Released),
     /// An issue thread set, or failed to set, timeslices.
     Sliced(Sliced),
-    /// MPS runs, or no longer: clients that are reported while it does are not managed.
+    /// MPS runs, or no longer: clients of processes that sent no file are not managed while it does.
     Mps(bool),
     /// Other settings are in force.
     Configure(Box<Tunables>),
@@ -404,6 +404,13 @@ pub enum Proof {
         client: u32,
         /// The file it was created on; None: not proven.
         file: Option<File>,
+    },
+    /// The client is one of a process whose GPU work goes through MPS.
+    Mps {
+        /// The session.
+        session: u64,
+        /// The client.
+        client: u32,
     },
     /// A copy of its UVM file (None: it is not, or cannot be had).
     Uvm {

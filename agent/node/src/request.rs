@@ -106,7 +106,7 @@ pub(crate) struct Settings {
     pub users: BTreeMap<u32, UserShare>,
     /// Jobs are to share by timeslices.
     pub slices: bool,
-    /// MPS runs.
+    /// MPS runs, so a process that sent no file may be its client.
     pub mps: bool,
 }
 

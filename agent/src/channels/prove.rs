@@ -11,6 +11,7 @@
 
 use crate::causes::with_causes;
 use crate::channels::channel;
+use crate::channels::obstacle::Mps;
 use crate::host::foreign::{Foreign, hurry};
 use crate::host::yard::Yard;
 use crate::inbox::{Mailbox, NodeInput};
@@ -43,21 +44,27 @@ impl ports::Prover for Prover {
 ///
 /// # Errors
 /// When no thread can be made.
-pub fn start(mailbox: &Mailbox, yard: Yard) -> std::io::Result<Prover> {
-    let claim_tx = start_claims(mailbox.clone(), yard)?;
+pub fn start(mailbox: &Mailbox, yard: Yard, mps: Mps) -> std::io::Result<Prover> {
+    let claim_tx = start_claims(mailbox.clone(), yard, mps)?;
     let again_tx = start_again(mailbox.clone())?;
     Ok(Prover { claim_tx, again_tx })
 }
 
 /// The thread only hands claims on, so that the control thread waits for no lock.
-fn start_claims(mailbox: Mailbox, yard: Yard) -> std::io::Result<crossbeam_channel::Sender<Claim>> {
+fn start_claims(
+    mailbox: Mailbox,
+    yard: Yard,
+    mps: Mps,
+) -> std::io::Result<crossbeam_channel::Sender<Claim>> {
     let (claim_tx, claim_rx) = crossbeam_channel::unbounded();
     std::thread::Builder::new()
         .name("tg-prover".to_owned())
         .spawn(move || {
             for claim in claim_rx {
                 let (mailbox, session) = (mailbox.clone(), session_of(&claim));
-                yard.put_for(session, move || mailbox.put(NodeInput::Proof(look(claim))));
+                let mps = mps.clone();
+                let prove = move || mailbox.put(NodeInput::Proof(look(claim, &mps)));
+                yard.put_for(session, prove);
             }
         })?;
     Ok(claim_tx)
@@ -106,7 +113,7 @@ const fn session_of(claim: &Claim) -> u64 {
     }
 }
 
-fn look(claim: Claim) -> Proof {
+fn look(claim: Claim, mps: &Mps) -> Proof {
     match claim {
         Claim::File { session, file } => Proof::File {
             session,
@@ -120,6 +127,12 @@ fn look(claim: Claim) -> Proof {
             session,
             file: control_file(process, fd).map(channel::file),
         },
+        Claim::Client {
+            session,
+            process,
+            client,
+            ..
+        } if mps.serves(process.pid) => Proof::Mps { session, client },
         Claim::Client {
             session,
             file,

@@ -211,7 +211,7 @@ impl ControlThread {
         self.shell.wake();
     }
 
-    /// MPS came or went. The level stays as it was chosen.
+    /// MPS came or went. What is managed stays so: it was no client of MPS when it began.
     fn see_mps(&mut self, pid: Option<i32>) {
         let about = &mut self.about.obstacles;
         about.retain(|obstacle| !matches!(obstacle, Obstacle::Mps(_)));

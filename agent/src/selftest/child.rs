@@ -1,6 +1,7 @@
 //! The self-test's child, and the socket that only it knows.
 
 use super::place::{NotPossible, Place};
+use crate::channels::obstacle::PIPE_DIR_ENV;
 use crate::config::Config;
 use crate::grpc::budget::Budget;
 use crate::grpc::crowd::Crowd;
@@ -123,7 +124,8 @@ pub(super) fn start(place: &Place, dir: &Path) -> Result<Worker, NotPossible> {
         .env(RUN_DIR_ENV, dir)
         .env_remove("TIDEGATE_DISABLE")
         .env_remove("CUDA_VISIBLE_DEVICES")
-        .env_remove("CUDA_MPS_PIPE_DIRECTORY")
+        // No daemon is there, whatever runs on the node.
+        .env(PIPE_DIR_ENV, dir)
         .stderr(Stdio::null());
     if let Some(driver_dir) = &place.driver_dir {
         put_first(&mut command, "LD_LIBRARY_PATH", driver_dir);

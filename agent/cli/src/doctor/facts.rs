@@ -86,6 +86,8 @@ pub struct Driver {
     pub firmware: Vec<(String, String)>,
     /// What rules the channel levels out; None: the agent was asked instead, or there is no driver.
     pub obstacles: Option<Found<Vec<Obstacle>>>,
+    /// What there is to be known of MPS' pipe directory where no server is found.
+    pub mps_left_over: Option<String>,
     /// The level that the self-test reaches; None: the agent was asked instead.
     pub level: Option<Found<level::Choice>>,
 }

@@ -14,6 +14,9 @@ use crate::shares::Owner;
 use std::collections::HashSet;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId};
 
+/// Why a client of MPS is not managed.
+const MPS: &str = "its GPU work goes through MPS: launches wait instead";
+
 /// What managing a channel needs of the rest of the shell.
 pub(crate) struct Field<'a> {
     pub gpus: &'a Gpus,
@@ -71,9 +74,6 @@ impl Members {
             return;
         }
         session.clients.insert(client, Client::Asked);
-        if cx.settings.mps {
-            return self.refuse(id, client, "MPS runs: launches wait instead", cx);
-        }
         match &session.files.control {
             Control::Looking(_) => {}
             Control::Known(file) => {
@@ -85,6 +85,7 @@ impl Members {
                 };
                 cx.ask(Request::Claim(claim));
             }
+            Control::None if cx.settings.mps => self.refuse(id, client, MPS, cx),
             Control::None => self.believe(id, client, cx),
         }
     }
@@ -125,6 +126,15 @@ impl Members {
             Proof::Uvm { session: id, file } => {
                 if let Some(session) = self.get_mut(id) {
                     session.files.uvm = file;
+                }
+            }
+            Proof::Mps {
+                session: id,
+                client,
+            } => {
+                let session = self.get(id);
+                if session.is_some_and(|session| session.clients.contains_key(&client)) {
+                    self.refuse(id, client, MPS, cx);
                 }
             }
             Proof::Client {

@@ -38,6 +38,7 @@ pub(super) fn collect(device: &Device, tries: Option<LevelChoice>) -> Driver {
         files,
         answer: answers.version,
         obstacles: answers.obstacles,
+        mps_left_over: Mps::of(device).left_over(),
         level: answers.level,
         loaded: is_real.then(loaded).flatten(),
         library: device.library_version(),
@@ -129,7 +130,8 @@ fn ask(device: &Device, tries: Option<LevelChoice>) -> Answers {
         let driver = Arc::clone(&driver);
         move || obstacle::look(&driver, &mps)
     });
-    let first = obstacles.as_ref().ok().and_then(|found| found.first());
+    let mut found = obstacles.iter().flatten();
+    let first = found.find(|found| found.rules_levels_out());
     let forbidden = first.map(ToString::to_string);
     let tried = patiently(move || {
         level::choose(choice, &driver, |level| match &forbidden {

@@ -221,8 +221,14 @@ fn mig(view: &View<'_>) -> Check {
 }
 
 fn mps(view: &View<'_>) -> Check {
-    let remedy = "stop MPS where GPUs are to be shared: echo quit | nvidia-cuda-mps-control";
-    obstacle(view, "mps", "mps", "no MPS server", remedy)
+    let remedy = "start offline programs with CUDA_MPS_PIPE_DIRECTORY set to an empty directory, or stop MPS: \
+                  echo quit | nvidia-cuda-mps-control";
+    let left_over = view.driver().mps_left_over.as_ref();
+    let none = left_over.map_or_else(
+        || "no MPS server".to_owned(),
+        |left_over| format!("no MPS server; {left_over}"),
+    );
+    obstacle(view, "mps", "mps", &none, remedy)
 }
 
 fn vgpu_guest(view: &View<'_>) -> Check {
@@ -504,6 +510,11 @@ mod tests {
             assert_eq!(outcome(id, asked(late)).0, Skip);
             assert_eq!(outcome(id, asked(None)).0, Skip);
         }
+        let (result, text) = outcome("mps", |node| {
+            node.driver.mps_left_over = Some("no server uses the pipe directory /x".to_owned());
+        });
+        assert_eq!(result, Pass);
+        assert!(text.contains("no MPS server; no server uses"), "{text}");
         let (result, _) = outcome("mig", |node| {
             healthy::without_agent(node);
             node.driver.obstacles = Some(Ok(vec![Obstacle::Mps(7)]));

@@ -68,6 +68,7 @@ fn facts(device: Device) -> Facts {
                 .map(|gpu| (gpu.to_owned(), "580.95.05".to_owned()))
                 .to_vec(),
             obstacles: Some(Ok(Vec::new())),
+            mps_left_over: None,
             level: None,
         },
         config: ("/etc/tidegate/agent.toml".into(), Ok(config)),
