@@ -410,8 +410,14 @@ fn devices(process: &v1::ProcessStatus) -> String {
     or_dash(&said.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
+/// Launches of a process on all its GPUs. Each is what the process says, which may be any number.
+pub fn launches(process: &v1::ProcessStatus) -> u64 {
+    let each = process.devices.iter().map(|device| device.launches);
+    each.fold(0, u64::saturating_add)
+}
+
 fn process_cells(process: &v1::ProcessStatus) -> [String; 11] {
-    let launches: u64 = process.devices.iter().map(|device| device.launches).sum();
+    let launches = launches(process);
     let channels = if process.channels == 0 || process.proven {
         process.channels.to_string()
     } else {
@@ -575,6 +581,16 @@ mod tests {
             }],
             ..v1::GetStatusResponse::default()
         }
+    }
+
+    /// P-SECURITY-5: no page of a hostile process keeps an operator from seeing how the node stands.
+    #[test]
+    fn a_process_may_say_any_number_of_launches() {
+        let mut report = crowded();
+        for device in &mut report.processes[0].devices {
+            device.launches = u64::MAX - 1;
+        }
+        assert!(status(&report, None).contains(&u64::MAX.to_string()));
     }
 
     /// P-OPERATE-16: no line of status is wider than the terminal.

@@ -108,11 +108,13 @@ impl<'a> Steered<'a> {
     /// When the agent does not say.
     pub async fn count(&self) -> anyhow::Result<Counted> {
         let status = report(self.agent, false).await?;
+        // Each is what its processes say, which may be any number.
+        let jobs = status.jobs.iter().map(|job| job.launches);
         Ok(Counted {
             generation: status.agent_generation,
             drained: status.drained,
             ungated: status.ungated_ns > 0,
-            launches: status.jobs.iter().map(|job| job.launches).sum(),
+            launches: jobs.fold(0, u64::saturating_add),
             preemptions: status.gpus.iter().map(|gpu| gpu.preemptions).sum(),
         })
     }

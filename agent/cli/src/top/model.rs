@@ -244,9 +244,6 @@ impl Model {
 
     /// Launches per second of a process, of late.
     pub fn rate(&self, process: &v1::ProcessStatus) -> u64 {
-        let launches = |process: &v1::ProcessStatus| -> u64 {
-            process.devices.iter().map(|device| device.launches).sum()
-        };
         let (Some((begin, first)), Some((end, _))) = (self.before.front(), self.before.back())
         else {
             return 0;
@@ -255,7 +252,7 @@ impl Model {
         let Some(old) = first.processes.iter().find(same) else {
             return 0;
         };
-        let launched = launches(process).saturating_sub(launches(old));
+        let launched = table::launches(process).saturating_sub(table::launches(old));
         match end - begin {
             0 => 0,
             time => u64::try_from(u128::from(launched) * 1_000_000_000 / u128::from(time))
