@@ -319,8 +319,8 @@ fn what_is_begun_and_never_ends_and_what_is_asked_and_never_taken_is_cut() {
         return;
     };
     let mut strangers: Vec<Peer> = (0..2).map(|_| Peer::of_nobody(&honest.node)).collect();
-    strangers[0].ask("begin");
-    strangers[1].ask("untaken 16");
+    strangers[0].ask("begin 1");
+    strangers[1].ask("untaken 16 1");
     honest.turns(2);
     wait_so("both to be cut off", || {
         strangers.iter().all(|stranger| stranger.heard("cut"))

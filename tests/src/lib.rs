@@ -7,6 +7,7 @@
 //! Nothing here knows time or luck: [`wait_for`] asks until something is so and fails with what it
 //! waited for.
 
+pub mod attacks;
 pub mod cgroup;
 pub mod clock;
 pub mod elastic;
@@ -16,6 +17,7 @@ pub mod exposition;
 pub mod figures;
 pub mod judge;
 pub mod kubernetes;
+pub mod limits;
 pub mod manager;
 pub mod memory;
 pub mod online;

@@ -50,8 +50,18 @@ impl Peer {
     #[track_caller]
     #[must_use]
     pub fn of_nobody(node: &Node) -> Self {
+        Self::of_user(node, NOBODY)
+    }
+
+    /// The same, of another user.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn of_user(node: &Node, user: u32) -> Self {
         let mut command = node.plain(built("scripted-peer"));
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(user).gid(user);
         Self::from_command(command)
     }
 

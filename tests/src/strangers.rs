@@ -4,11 +4,14 @@
 //! takes, and whether it is woken again. The device process goes ahead of all ordinary ones, strangers too: a GPU does
 //! not wait for a processor.
 
-use crate::peer::Peer;
+use crate::attacks::{ATTACKS, Attack};
+use crate::limits::Limits;
+use crate::peer::{NOBODY, Peer};
 use crate::schedules::Rng;
 use crate::view::{disabled, status, status_value};
 use crate::{Node, TRUSTING, ahead_of_programs, clock, wait_until};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tidegate_vgpu::history::{Kind, Reader};
@@ -22,6 +25,8 @@ pub struct Honest {
     pub online: Peer,
     /// The job's RM client.
     pub client: u32,
+    /// Within which the agent runs, where such can be made. Its processes end before it.
+    pub limits: Option<Limits>,
     _offline: Peer,
     history: Reader,
 }
@@ -33,13 +38,28 @@ impl Honest {
     /// When the node cannot be made.
     #[must_use]
     pub fn beside_strangers(config: &str) -> Option<Self> {
+        // Strangers with the GPU would else have turns of their own.
+        Self::sharing_with_strangers(config, "together", 1)
+    }
+
+    /// The same with so many GPUs, which jobs share by the mode of `[fair]` that is given.
+    ///
+    /// # Panics
+    /// When the node cannot be made.
+    #[must_use]
+    pub fn sharing_with_strangers(config: &str, fair: &str, gpus: u32) -> Option<Self> {
         if !nobody_can_be() {
             eprintln!("!!! SKIPPED: it takes root to become another user");
             return None;
         }
-        // Strangers with the GPU would else have turns of their own.
-        let gate = "[gate]\ncooldown = \"5ms\"\n[fair]\nmode = \"together\"\n";
-        let node = Node::new(&[], &format!("{TRUSTING}{gate}{config}"));
+        let gate = format!("[gate]\ncooldown = \"5ms\"\n[fair]\nmode = \"{fair}\"\n");
+        let mut node = Node::device_only(&["--gpus", &gpus.to_string()]);
+        let limits = Limits::make();
+        let hold = |command| match &limits {
+            Some(limits) => limits.hold(command),
+            None => command,
+        };
+        node.start_agent_by(&format!("{TRUSTING}{gate}{config}"), hold);
         open(node.dir(), 0o755);
         open(&node.run_dir(), 0o755);
         open(&node.vgpu_dir(), 0o777);
@@ -61,6 +81,7 @@ impl Honest {
             node,
             online,
             client,
+            limits,
             _offline: offline,
             history,
         };
@@ -146,81 +167,6 @@ fn open(path: &Path, mode: u32) {
     std::fs::set_permissions(path, mode).expect("own file");
 }
 
-/// What a stranger does.
-#[derive(Debug)]
-pub struct Attack {
-    /// For a command line.
-    pub name: &'static str,
-    /// For people.
-    what: &'static str,
-    /// What it is told, one after the other; the last goes on. `{}` stands for a client of its own.
-    words: &'static [&'static str],
-}
-
-const fn attack(name: &'static str, what: &'static str, words: &'static [&'static str]) -> Attack {
-    Attack { name, what, words }
-}
-
-/// Every kind.
-pub const ATTACKS: [Attack; 10] = [
-    attack(
-        "hook-connections",
-        "connections to hook.sock",
-        &["hold hook.sock 1500"],
-    ),
-    attack(
-        "status-connections",
-        "connections to status.sock",
-        &["hold status.sock 1500"],
-    ),
-    attack("lingering-sockets", "sockets that linger", &["linger"]),
-    attack(
-        "lingering-file",
-        "a control file that lingers",
-        &["connect lingering", "hello offline lingering"],
-    ),
-    attack(
-        "invented-channels",
-        "invented channels",
-        &[
-            "connect",
-            "hello offline greedy",
-            "device 0 0",
-            "invent {} 1024",
-        ],
-    ),
-    attack(
-        "storm",
-        "long messages",
-        &["connect", "hello offline storm", "storm 50 2000"],
-    ),
-    attack(
-        "long-message",
-        "a message of 120,000 changes",
-        &["connect", "hello offline huge", "storm 1 120000"],
-    ),
-    attack(
-        "notes",
-        "notes",
-        &["connect", "hello offline notes", "flood 20000"],
-    ),
-    attack(
-        "large-message",
-        "a message of 2 MiB",
-        &["connect", "hello offline huge", "huge"],
-    ),
-    attack(
-        "pages",
-        "random pages",
-        &[
-            "connect",
-            "hello offline page",
-            "device 0 0",
-            "scribble 500",
-        ],
-    ),
-];
-
 /// Latencies of an honest job's preemptions, ns, on one node: alone, and then beside strangers of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Paired {
@@ -242,7 +188,7 @@ pub fn paired(attack: &Attack, edges: u32) -> Option<Result<Paired, String>> {
             found.alone.push(honest.turn()?);
         }
         for _ in 0..edges.div_ceil(10) {
-            let stranger = attacks(honest, attack.words);
+            let stranger = attacks(honest, NOBODY, attack.words);
             for _ in 0..9 {
                 found.beside.push(honest.turn()?);
             }
@@ -262,13 +208,19 @@ pub struct Totals {
     /// Seed and words.
     pub violations: Vec<(u64, String)>,
     /// Times the agent was gone.
-    pub agent_deaths: u64,
+    pub deaths: u64,
+    /// How often each kind was drawn.
+    pub kinds: BTreeMap<&'static str, u64>,
+    /// The agents ran within the unit's limits.
+    pub limited: bool,
     /// Most resident memory of the agent seen, MiB.
     pub rss_mib_max: f64,
     /// Longest turn of a control thread, ms, without the time in which other programs had its processor.
     pub turn_ms_max: f64,
     /// The same by the wall clock, ms.
     pub turn_wall_ms_max: f64,
+    /// How long a new engine took from its start as a process until it was attached, at most, ns.
+    pub greet_ns_max: u64,
     /// How long each of root's `tidegate status` took, its start as a process included, ns.
     status: Vec<u64>,
     /// The same program at the same time, asking nobody.
@@ -326,14 +278,23 @@ pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Opt
     let mut totals = Totals::default();
     let mut honest = None;
     for nth in 0..schedules {
+        let seed = seed + nth;
         if nth % A_NODE == 0 || honest.is_none() {
-            let mut fresh = Honest::beside_strangers("[limits]\nconnections_per_uid = 64\n")?;
+            let limits = "[limits]\nconnections_per_uid = 64\n";
+            let mut fresh = Honest::sharing_with_strangers(limits, "together", 2)?;
             // Before any stranger was here: what one leaves behind when it goes is its doing, too.
-            let alone = (0..A_NODE * EDGES).filter_map(|_| fresh.turn().ok());
-            totals.alone.extend(alone);
+            let alone: Result<Vec<u64>, String> =
+                (0..A_NODE * EDGES).map(|_| fresh.turn()).collect();
+            totals.limited = fresh.limits.is_some();
+            match alone {
+                Ok(alone) => totals.alone.extend(alone),
+                Err(what) => {
+                    totals.violations.push((seed, format!("alone: {what}")));
+                    return Some(totals);
+                }
+            }
             honest = Some(fresh);
         }
-        let seed = seed + nth;
         let broken = honest
             .as_mut()
             .and_then(|honest| schedule(honest, seed, &mut totals).err());
@@ -347,29 +308,66 @@ pub fn run(seed: u64, schedules: u64, mut went: impl FnMut(u64, &Totals)) -> Opt
     Some(totals)
 }
 
-/// One to four strangers attack, each in its way, while the honest pair works.
+/// Tenants that mean it ill. The honest pair is a fourth.
+const TENANTS: u32 = 3;
+
+/// Three strangers attack, each in one or two ways at a time, while the honest pair works, root looks on and a new engine
+/// comes.
 fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), String> {
     let mut rng = Rng(seed);
     let before = honest.agent();
     let mut strangers = Vec::new();
     let mut kinds = Vec::new();
-    for _ in 0..rng.between(1, 5) {
-        let which = usize::try_from(rng.between(0, ATTACKS.len() as u64)).unwrap_or(0);
-        kinds.push(ATTACKS[which].what);
-        strangers.push(attacks(honest, ATTACKS[which].words));
+    for user in 0..TENANTS {
+        for _ in 0..rng.between(1, 3) {
+            let which = usize::try_from(rng.between(0, ATTACKS.len() as u64)).unwrap_or(0);
+            let Attack { name, what, words } = &ATTACKS[which];
+            *totals.kinds.entry(*name).or_default() += 1;
+            kinds.push(*what);
+            strangers.push(attacks(honest, NOBODY - user, words));
+        }
     }
     let wrong = |what: String| format!("beside {}: {what}", kinds.join(", "));
-    for _ in 0..EDGES {
+    root_looks(honest, totals).map_err(wrong)?;
+    for _ in 0..EDGES / 2 {
+        totals.beside.push(honest.turn().map_err(wrong)?);
+    }
+    root_looks(honest, totals).map_err(wrong)?;
+    let from = clock::monotonic_ns();
+    let engine = Peer::attached(&honest.node, "online", "");
+    totals.greet_ns_max = totals.greet_ns_max.max(clock::monotonic_ns() - from);
+    drop(engine);
+    for _ in EDGES / 2..EDGES {
         totals.beside.push(honest.turn().map_err(wrong)?);
     }
     let agent = honest.agent();
     if agent == 0 || agent != before {
-        totals.agent_deaths += 1;
+        totals.deaths += 1;
         return Err(wrong("the agent is gone".to_owned()));
     }
     totals.rss_mib_max = totals
         .rss_mib_max
-        .max(status_value(agent, "VmRSS") / 1024.0);
+        .max(status_value(agent, "VmHWM") / 1024.0);
+    let said = status(&honest.node);
+    let turn_ms = |key: &str| said[key].as_u64().unwrap_or(0) as f64 / 1e6;
+    totals.turn_ms_max = totals.turn_ms_max.max(turn_ms("longest_turn_own_ns"));
+    totals.turn_wall_ms_max = totals.turn_wall_ms_max.max(turn_ms("longest_turn_ns"));
+    if let Some(row) = unnamed(&said) {
+        return Err(wrong(format!(
+            "a refusal names nobody, or no reason: {row}"
+        )));
+    }
+    drop(strangers);
+    totals.beside.push(honest.turn().map_err(wrong)?);
+    root_looks(honest, totals).map_err(wrong)?;
+    match forged(&honest.node) {
+        Some(line) => Err(wrong(format!("a forged line: {line:?}"))),
+        None => Ok(()),
+    }
+}
+
+/// Root asks for status, and for nothing but the program that does.
+fn root_looks(honest: &Honest, totals: &mut Totals) -> Result<(), String> {
     let asks = |words: &[&str]| {
         let from = clock::monotonic_ns();
         let asked = honest.node.tidegate(words);
@@ -378,24 +376,25 @@ fn schedule(honest: &mut Honest, seed: u64, totals: &mut Totals) -> Result<(), S
     totals.start.push(asks(&["--version"]).1);
     let (asked, took) = asks(&["status"]);
     totals.status.push(took);
-    if !asked.status.success() {
-        return Err(wrong("root's status is not answered".to_owned()));
-    }
-    let said = status(&honest.node);
-    let turn_ms = |key: &str| said[key].as_u64().unwrap_or(0) as f64 / 1e6;
-    totals.turn_ms_max = totals.turn_ms_max.max(turn_ms("longest_turn_own_ns"));
-    totals.turn_wall_ms_max = totals.turn_wall_ms_max.max(turn_ms("longest_turn_ns"));
-    drop(strangers);
-    totals.beside.push(honest.turn().map_err(wrong)?);
-    match forged(&honest.node) {
-        Some(line) => Err(wrong(format!("a forged line: {line:?}"))),
-        None => Ok(()),
+    if asked.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&asked.stderr);
+        Err(format!("root's status is not answered: {}", said.trim()))
     }
 }
 
+/// A row of refusals without a tenant or a reason.
+fn unnamed(status: &Value) -> Option<Value> {
+    let lacks = |row: &Value, key: &str| row[key].as_str().is_none_or(str::is_empty);
+    let mut rows = status["refusals"].as_array().into_iter().flatten();
+    rows.find(|row| lacks(row, "who") || lacks(row, "what"))
+        .cloned()
+}
+
 /// A stranger begins with its attack. What the agent refuses of it is its own affair.
-fn attacks(honest: &Honest, words: &[&str]) -> Peer {
-    let mut stranger = Peer::of_nobody(&honest.node);
+fn attacks(honest: &Honest, user: u32, words: &[&str]) -> Peer {
+    let mut stranger = Peer::of_user(&honest.node, user);
     let (last, first) = words.split_last().unwrap_or((&"", &[]));
     for word in first {
         drop(stranger.try_ask(word));
@@ -426,4 +425,80 @@ pub fn refusal(status: &Value, who: &str, what: &str) -> Option<Value> {
         row["who"] == who && row["what"].as_str().is_some_and(|said| said.contains(what))
     };
     rows.iter().find(is).cloned()
+}
+
+/// What hostile tenants may cost: the time until root has its status, and a new engine is attached, both with the start of
+/// their programs; the agent's own part of a turn; its memory; and p99 of the honest job's preemptions by that alone.
+const ROOT_MOST_MS: f64 = 1_000.0;
+const GREET_MOST_MS: f64 = 2_000.0;
+const TURN_MOST_MS: f64 = 5.0;
+const RSS_MOST_MIB: f64 = 256.0;
+const RATIO_MOST: f64 = 1.5;
+/// A machine with so many programs for each processor, or that stood still for longer, says nothing of times.
+const LOAD_MOST: f64 = 0.5;
+const STOOD_MOST_MS: f64 = 100.0;
+
+/// What was beyond its bounds, and the figures. What is judged by time is only reported where the machine was busy before,
+/// or stood still for so many ns.
+#[must_use]
+pub fn judged(totals: &Totals, load: f64, stood: Option<u64>) -> (Vec<String>, Value) {
+    let stood_ms = stood.map(|ns| ns as f64 / 1e6);
+    let [status_ms, start_ms] = totals.status_ms();
+    let (greet_ms, ratio) = (totals.greet_ns_max as f64 / 1e6, totals.honest_p99_ratio());
+    let quiet = load < LOAD_MOST && stood_ms.is_some_and(|ms| ms < STOOD_MOST_MS);
+    if !quiet {
+        eprintln!(
+            "!!! {load:.1} programs run for each processor beside this, and the machine stood still for {:.0} ms: what is \
+             judged by time is only reported",
+            stood_ms.unwrap_or(f64::NAN)
+        );
+    }
+    let bounds = [
+        (true, "rss_mib_max", totals.rss_mib_max, RSS_MOST_MIB),
+        (quiet, "root_ms_max", status_ms[2], ROOT_MOST_MS),
+        (quiet, "greet_ms_max", greet_ms, GREET_MOST_MS),
+        (quiet, "turn_ms_max", totals.turn_ms_max, TURN_MOST_MS),
+        // Programs that are not optimised are no measure of it.
+        (
+            quiet && !cfg!(debug_assertions),
+            "honest_p99_ratio",
+            ratio.unwrap_or(0.0),
+            RATIO_MOST,
+        ),
+    ];
+    let beyond = bounds
+        .iter()
+        .filter(|(judged, _, found, most)| *judged && found > most);
+    let beyond = beyond.map(|(_, what, found, most)| format!("{what}: {found:.1}, {most} at most"));
+    let figures = serde_json::json!({
+        "schedules": totals.schedules,
+        "deaths": totals.deaths,
+        "rss_mib_max": totals.rss_mib_max,
+        "turn_ms_max": totals.turn_ms_max,
+        "turn_wall_ms_max": totals.turn_wall_ms_max,
+        "root_ms_max": status_ms[2],
+        "root_ms_p50_p99": status_ms[..2],
+        "start_ms_p50_p99_max": start_ms,
+        "greet_ms_max": greet_ms,
+        "honest_p99_ratio": ratio,
+        "honest_p99_ms": totals.honest_p99_ms(),
+        "kinds": totals.kinds,
+        "within_unit_limits": totals.limited,
+        "load_before": load,
+        "standstill_ms_max": stood_ms,
+        "judged_by_time": quiet,
+    });
+    (beyond.collect(), figures)
+}
+
+/// Programs that ran in the last minute, for each processor.
+#[must_use]
+pub fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text
+        .split(' ')
+        .next()
+        .and_then(|word| word.parse::<f64>().ok());
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    first.unwrap_or(f64::MAX) / processors as f64
 }

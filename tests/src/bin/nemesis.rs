@@ -392,47 +392,27 @@ fn operate(wanted: &Operators) -> ExitCode {
 }
 
 fn attack(wanted: &Hostile) -> ExitCode {
+    let seed = wanted.run.seed;
     let standstill = Standstill::watch();
-    let totals = strangers::run(wanted.run.seed, wanted.schedules, |seed, totals| {
+    let load = strangers::load();
+    let totals = strangers::run(seed, wanted.schedules, |seed, totals| {
         went(totals.schedules, seed);
     });
     let Some(totals) = totals else {
         return ExitCode::from(2);
     };
-    let [status_ms, start_ms] = totals.status_ms();
-    let stood_ms = standstill
-        .as_ref()
-        .map_or(0.0, |watch| watch.longest_ns() as f64 / 1e6);
+    let stood = standstill.map(|watch| watch.longest_ns());
+    let (found, mut figures) = strangers::judged(&totals, load, stood);
     let mut violations = totals.violations.clone();
-    let (took, most) = (status_ms[2], start_ms[2] + stood_ms + STATUS_MOST_MS);
-    if took > most {
-        let what =
-            format!("root's status took {took:.0} ms, {most:.0} at most beside such strangers");
-        violations.push((wanted.run.seed, what));
-    }
-    let figures = serde_json::json!({
-        "schedules": totals.schedules,
-        "violations": violations.len(),
-        "agent_deaths": totals.agent_deaths,
-        "rss_mib_max": totals.rss_mib_max,
-        "turn_ms_max": totals.turn_ms_max,
-        "turn_wall_ms_max": totals.turn_wall_ms_max,
-        "status_ms_max": status_ms[2],
-        "status_ms_p50_p99": status_ms[..2],
-        "start_ms_p50_p99_max": start_ms,
-        "standstill_ms_max": standstill.map(|_| stood_ms),
-        "honest_p99_ratio": totals.honest_p99_ratio(),
-        "honest_p99_ms": totals.honest_p99_ms(),
-        "seed": wanted.run.seed,
-    });
-    let empty = totals.edges() == 0;
-    let outcome = (violations, figures, empty);
-    let json = wanted.run.json.as_deref();
+    violations.extend(found.into_iter().map(|what| (seed, what)));
+    figures["violations"] = violations.len().into();
+    figures["seed"] = seed.into();
+    let outcome = (violations, figures, totals.edges() == 0);
     conclude(
         outcome,
         "hostile --schedules 1",
         "no edge beside an attacker",
-        json,
+        wanted.run.json.as_deref(),
     )
 }
 
@@ -638,8 +618,6 @@ const SHOWN: usize = 20;
 /// disabled, fifty times what is promised of a card, and of the time that a channel stays disabled without an agent.
 const STOP_P50_MOST_MS: f64 = 50.0;
 const STUCK_MOST_MS: f64 = 1_000.0;
-/// And what the agent may add to the time in which `tidegate` starts beside the same strangers until it has root's status.
-const STATUS_MOST_MS: f64 = 100.0;
 
 fn report(gate: &Gate, personality: Personality, totals: &Totals) -> std::io::Result<ExitCode> {
     for violation in totals.violations.iter().take(SHOWN) {

@@ -4,7 +4,8 @@
 //! attacks, is gone and the next one comes, so what one leaves behind is measured too.
 
 use crate::row::{Row, quantile};
-use tidegate_tests::strangers::{ATTACKS, paired};
+use tidegate_tests::attacks::ATTACKS;
+use tidegate_tests::strangers::paired;
 
 /// What `--attack` takes beside the names of attacks.
 const ALL: &str = "all";

@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use tidegate_abi::page::{BYTES, Page};
 use tidegate_agent::sys;
 use tidegate_proto::greeting::{Greeting, LEN};
 use tidegate_proto::v1;
@@ -65,6 +66,21 @@ pub fn channels(client: u32, count: u32) -> Vec<Event> {
     (0..count).map(|at| channel(0x7000_0000 + at)).collect()
 }
 
+/// A cache, laid out otherwise than the one before it.
+pub fn cache(kv: u32, stripes: u32) -> v1::client_event::Event {
+    v1::client_event::Event::KvRegistered(v1::KvRegistered {
+        // As many as a session may have, again and again.
+        kv: kv % 60,
+        handle_bytes: 2 << 20,
+        block_count: 1 << 20,
+        first_block: (0..stripes).map(|nth| nth * (1 + kv % 7)).collect(),
+        blocks: vec![1; stripes as usize],
+        handles: vec![1; stripes as usize],
+        backed: vec![0xff; stripes.div_ceil(8) as usize],
+        ..v1::KvRegistered::default()
+    })
+}
+
 /// The ends of clients that never were.
 pub fn nothings(count: u32) -> Vec<Event> {
     let gone = |client| Event::ClientDown(v1::ClientDown { client });
@@ -111,6 +127,17 @@ pub fn lock(run_dir: &Path) -> Result<Vec<Flock<File>>> {
     Ok(open
         .filter_map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
         .collect())
+}
+
+/// Takes the memory of its page away, by each of the ways that there are; how many worked.
+pub fn punch(page: &Page, file: &OwnedFd) -> usize {
+    use nix::fcntl::{FallocateFlags, fallocate};
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let punched = fallocate(file, flags, 0, BYTES as i64).is_ok();
+    let at = std::ptr::from_ref(page).cast_mut().cast();
+    // SAFETY: what stays is a page of zeros, of which all words are atomics.
+    let removed = unsafe { libc::madvise(at, BYTES, libc::MADV_REMOVE) } == 0;
+    usize::from(punched) + usize::from(removed)
 }
 
 /// Passes such a socket with one byte out of band.

@@ -44,7 +44,7 @@ pub struct Peer {
 
 /// The page, mapped for ever.
 #[derive(Debug)]
-struct Mapped(&'static Page);
+struct Mapped(&'static Page, OwnedFd);
 
 impl Mapped {
     fn of(file: &OwnedFd) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Mapped {
             }
             &*at.cast::<Page>()
         };
-        Ok(Self(page))
+        Ok(Self(page, file.try_clone().map_err(text)?))
     }
 
     fn ring(&self) {
@@ -163,6 +163,24 @@ impl Peer {
                 }
                 Ok(String::new())
             }
+            "wake" => {
+                let page = self.page()?;
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                while monotonic_ns() < until {
+                    sys::futex_wake(&page.0.process.doorbell);
+                }
+                Ok(String::new())
+            }
+            "holes" => {
+                let page = self.page()?;
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                let mut made = attack::punch(page.0, &page.1);
+                while monotonic_ns() < until {
+                    sys::futex_wake(&page.0.process.doorbell);
+                    made += attack::punch(page.0, &page.1);
+                }
+                Ok(format!("holes {made}"))
+            }
             "flood" => {
                 for at in 0..number::<u64>(words, 0)? {
                     self.note(&format!("flood {at}"))?;
@@ -194,22 +212,20 @@ impl Peer {
                 Ok(String::new())
             }
             "begin" => {
-                self.connect(Some("nofile"))?;
-                let stream = self.stream.take().ok_or("it was connected")?;
-                // A hello that says nothing, and the first bytes of a list of requests.
-                let mut bytes = vec![0, 0, 0, 0, 2, 0x0a, 0];
-                bytes.extend([0, 0, 0x10, 0, 0, 0x82, 1]);
-                bytes.extend([0; 10_000]);
-                let attach = "/tidegate.v1.Runtime/Attach";
-                wire::call(stream, attach, (1, true), 65_535, &bytes).map_err(text)?;
+                for _ in 0..number::<u32>(words, 0)? {
+                    self.begin()?;
+                }
                 Ok(String::new())
             }
             "untaken" => {
-                let path = run_dir().join(tidegate_proto::STATUS_SOCKET);
-                let stream = UnixStream::connect(path).map_err(text)?;
-                let status = "/tidegate.v1.Node/GetStatus";
-                let calls = number(words, 0)?;
-                wire::call(stream, status, (calls, false), 0, &[0; 5]).map_err(text)?;
+                for at in 0..number::<usize>(words, 1)? {
+                    let path = run_dir().join(tidegate_proto::STATUS_SOCKET);
+                    let stream = UnixStream::connect(path).map_err(text)?;
+                    let method = ["GetStatus", "WatchEvents"][at % 2];
+                    let path = format!("/tidegate.v1.Node/{method}");
+                    let calls = number(words, 0)?;
+                    wire::call(stream, &path, (calls, false), 0, &[0; 5]).map_err(text)?;
+                }
                 Ok(String::new())
             }
             "files" => {
@@ -224,6 +240,28 @@ impl Peer {
             "storm" => {
                 for _ in 0..number::<u64>(words, 0)? {
                     self.rm(attack::nothings(number(words, 1)?))?;
+                }
+                Ok(String::new())
+            }
+            "caches" => {
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                for kv in 1.. {
+                    if monotonic_ns() >= until {
+                        break;
+                    }
+                    self.send(attack::cache(kv, 1_000))?;
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Ok(String::new())
+            }
+            "wait" => {
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                let mut waiting = false;
+                while monotonic_ns() < until {
+                    waiting = !waiting;
+                    let said = v1::GateWait { waiting };
+                    self.send(v1::client_event::Event::GateWait(said))?;
+                    std::thread::sleep(Duration::from_micros(50));
                 }
                 Ok(String::new())
             }
@@ -257,6 +295,18 @@ impl Peer {
             }
             _ => Err("no such command".to_owned()),
         }
+    }
+
+    /// Attaches, and begins a message that never ends.
+    fn begin(&mut self) -> Result<()> {
+        self.connect(Some("nofile"))?;
+        let stream = self.stream.take().ok_or("it was connected")?;
+        // A hello that says nothing, and the first bytes of a list of requests.
+        let mut bytes = vec![0, 0, 0, 0, 2, 0x0a, 0];
+        bytes.extend([0, 0, 0x10, 0, 0, 0x82, 1]);
+        bytes.extend([0; 10_000]);
+        let attach = "/tidegate.v1.Runtime/Attach";
+        wire::call(stream, attach, (1, true), 65_535, &bytes).map_err(text)
     }
 
     fn page(&self) -> Result<Arc<Mapped>> {
@@ -328,6 +378,9 @@ impl Peer {
         let hello = v1::Hello {
             version: "scripted".to_owned(),
             page_version: match self.page {
+                Some(_) if words.get(2) == Some(&"says-work") => {
+                    (tidegate_abi::page::MAJOR << 16) | tidegate_abi::page::MINOR
+                }
                 Some(_) => tidegate_abi::page::MAJOR << 16,
                 None => 0,
             },
@@ -468,12 +521,13 @@ impl Peer {
     fn report(&self, words: &[&str]) -> Result<String> {
         let gpu: u32 = number(words, 0)?;
         let client = number(words, 1)?;
-        let (tsg, subdevice) = self
+        // The driver's number of a GPU is another than that of its file, which is all that is known of one without objects.
+        let (tsg, subdevice, instance) = self
             .objects
             .lock()
             .expect("not poisoned")
             .get(&gpu)
-            .map_or((0, 0), |objects| (objects.tsg, objects.subdevice));
+            .map_or((0, 0, gpu), |of| (of.tsg, of.subdevice, of.instance));
         let mut events = vec![v1::rm_event::Event::ClientUp(v1::ClientUp { client })];
         for at in 2..words.len() {
             events.push(v1::rm_event::Event::ChannelUp(v1::ChannelUp {
@@ -481,7 +535,7 @@ impl Peer {
                 channel: number(words, at)?,
                 tsg,
                 engine: v1::Engine::Graphics.into(),
-                device_instance: i32::try_from(gpu).map_err(text)?,
+                device_instance: i32::try_from(instance).map_err(text)?,
                 uuid: Vec::new(),
                 class: 0,
                 subdevice,

@@ -11,7 +11,7 @@
 //! connect otherpage               greet, and have no use for a page of this layout
 //! connect bare                    greet, with neither a file nor a use for the page
 //! connect old                     as a library that knows no greeting
-//! hello ROLE [JOB]                attach; ROLE: online, offline, ignore, none
+//! hello ROLE [JOB [says-work]]    attach; ROLE: online, offline, ignore, none; as one that says whether it has work
 //! device SLOT GPU                 place SLOT of the page is GPU number GPU
 //! make GPU COUNT [CLIENT]         make a client (of that handle), a TSG and COUNT channels; prints `made CLIENT CHANNEL...`
 //! free CLIENT [OBJECT]            free the client, or one of its objects, and say nothing of it
@@ -26,6 +26,8 @@
 //! scribble MS                     random bytes over the own words of the page while ringing
 //! ring MS                         ring as fast as possible
 //! waits 0|1                       launches wait on the gate, or no longer
+//! wake MS                         wake whoever waits on the doorbell, without ringing, as fast as possible
+//! holes MS                        the same, and try to take the page's memory away; prints `holes COUNT`, so many were made
 //! flood COUNT                     that many notes
 //! huge                            one message of 2 MiB
 //! raw HEX                         bytes on a connection of their own, after the greeting
@@ -38,9 +40,13 @@
 //! linger                          pass sockets whose last close waits for a minute, in every way in which none belongs
 //! files COUNT                     open so many connections to each socket that is everybody's, and pass 253 files on each
 //! again COUNT                     attach so many times over, and keep every connection
-//! begin                           attach, and begin a message of 1 MiB that never ends; says `< cut` when it is cut off
-//! untaken COUNT                   ask so often how the node stands, and take no answer; says `< cut` when it is cut off
+//! begin COUNT                     attach so often, and begin a message of 1 MiB each time that never ends; says `< cut` for
+//!                                 each that is cut off
+//! untaken CALLS CONNECTIONS       ask so often how the node stands, on every second connection for events instead, and take no
+//!                                 answer; says `< cut` for each that is cut off
 //! storm TIMES COUNT               so many messages of so many changes to RM objects that nobody has
+//! caches MS                       register caches of a thousand stripes, each laid out otherwise, as fast as possible
+//! wait MS                         say that launches wait, and that they wait no longer, as fast as possible
 //! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
 //! ```
 //!

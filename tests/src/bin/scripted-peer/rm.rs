@@ -12,6 +12,8 @@ pub struct Objects {
     pub subdevice: u32,
     pub tsg: u32,
     pub channels: Vec<u32>,
+    /// Of its GPU, as the driver numbers them.
+    pub instance: u32,
     _device: File,
 }
 
@@ -151,6 +153,7 @@ pub fn make(file: &OwnedFd, gpu: u32, count: u32, wanted: u32) -> Result<Objects
         subdevice,
         tsg,
         channels,
+        instance: info.device_instance,
         _device: device_file,
     })
 }
