@@ -154,6 +154,26 @@ fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
     honest.only_disabled(&[]);
 }
 
+/// P-SECURITY-16: who wakes the agent for nothing is not listened to.
+#[test]
+fn an_engine_that_wakes_without_a_ring_is_not_listened_to_and_costs_the_agent_nothing() {
+    let mut honest = Honest::with(&format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
+    let mut hostile = Peer::attached(&honest.node, "online", "");
+    // The order that enables the honest job has the GPU's issue thread wait on that doorbell, too.
+    honest.turns(1);
+    hostile.tell("wake 30000");
+    wait_so("the page's end", || {
+        counter(&honest.node, "pages_dropped") == 1
+    });
+    let (begun, used) = (monotonic_ns(), cpu_ns(honest.agent()));
+    let end = begun + 1_500_000_000;
+    wait_for("a while", || (monotonic_ns() >= end).then_some(()));
+    let (passed, used) = (monotonic_ns() - begun, cpu_ns(honest.agent()) - used);
+    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+    honest.turns(5);
+    honest.only_disabled(&[]);
+}
+
 /// P-SECURITY-2: nothing leaves the agent's lists disabled.
 #[test]
 fn a_handle_that_is_reused_belongs_to_who_has_it_now_whatever_was_claimed_before() {

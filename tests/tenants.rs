@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tidegate_tests::cgroup::Cgroup;
 use tidegate_tests::peer::{NOBODY, Peer};
 use tidegate_tests::strangers::{Honest, refusal};
-use tidegate_tests::view::{counter, descriptors, process, status, wait_all, wait_so};
-use tidegate_tests::{Node, TRUSTING, wait_for};
+use tidegate_tests::view::{counter, cpu_ns, descriptors, process, status, wait_all, wait_so};
+use tidegate_tests::{Node, TRUSTING, monotonic_ns, wait_for};
 
 /// Waits until status names the strangers as having asked too much of `what`.
 #[track_caller]
@@ -391,4 +391,63 @@ fn storms_of_long_messages_are_read_at_their_tenants_pace() {
     assert!(median < 50_000_000, "{preempted}");
     drop(strangers);
     honest.turns(1);
+}
+
+/// P-SECURITY-16: who wakes the agent for nothing is not listened to.
+#[test]
+fn a_stranger_that_wakes_without_a_ring_is_named_and_not_listened_to() {
+    let limit = "[limits]\nrings_per_second = 2000\n";
+    let Some(mut honest) = Honest::sharing_with_strangers(limit, "turns", 1) else {
+        return;
+    };
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("connect");
+    stranger.ask("hello offline waker says-work");
+    stranger.ask("device 0 0");
+    stranger.tell("wake 30000");
+    wait_for_refusal(&honest, "woke the agent without a ring");
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let (begun, used) = (monotonic_ns(), cpu_ns(agent));
+    wait_for("a while", || {
+        (monotonic_ns() >= begun + 1_500_000_000).then_some(())
+    });
+    let (passed, used) = (monotonic_ns() - begun, cpu_ns(agent) - used);
+    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+    honest.turns(2);
+}
+
+/// Whether that process may make files immutable, and the kernel lets it do so with a file of memory.
+fn may_make_pages_immutable(pid: u32) -> bool {
+    const LINUX_IMMUTABLE: u64 = 1 << 9;
+    let text = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let status = text(format!("/proc/{pid}/status"));
+    let mut rights = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("CapEff:"));
+    let rights = rights.find_map(|text| u64::from_str_radix(text.trim(), 16).ok());
+    let release = text("/proc/sys/kernel/osrelease".to_owned());
+    let major = release.split('.').next().and_then(|text| text.parse().ok());
+    rights.unwrap_or(0) & LINUX_IMMUTABLE != 0 && major.unwrap_or(0) >= 6
+}
+
+/// P-SECURITY-16: no process takes the memory of its page away, which would make whoever waits on it fail.
+#[test]
+fn no_stranger_takes_the_memory_of_its_page_away() {
+    let Some(mut honest) = Honest::sharing_with_strangers("", "turns", 1) else {
+        return;
+    };
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let mut stranger = Peer::of_nobody(&honest.node);
+    stranger.ask("connect");
+    stranger.ask("hello offline holes says-work");
+    stranger.ask("device 0 0");
+    let made = stranger.ask("holes 300");
+    if may_make_pages_immutable(agent) {
+        assert_eq!(made, "holes 0");
+        // It is written as before.
+        stranger.ask("idle 0");
+    } else {
+        eprintln!("!!! the agent may make no file immutable here: {made}");
+    }
+    honest.turns(2);
 }

@@ -112,7 +112,9 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let means = Means::found();
     tracing::info!("the agent may have {means}");
     let yard = Yard::start(means.threads());
-    let (sender, events) = EventLog::start().map_err(starting("start the event thread"))?;
+    let refusals = Arc::new(Refusals::telling(mailbox.clone()));
+    let (sender, events) =
+        EventLog::start(Arc::clone(&refusals)).map_err(starting("start the event thread"))?;
     let lookout = Lookout::default();
     let tells = (&mailbox, &lookout.alarm());
     let gpus = issuers(&mut driver, &choice, &journal, tells, fifo)?;
@@ -182,7 +184,6 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     // Ends after the control thread, with the last slice of time.
     let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep)
         .map_err(starting("start the watcher thread"))?;
-    let refusals = Arc::new(Refusals::telling(mailbox.clone()));
     let limit = config.limits.connections_per_uid;
     let most = means.attachable();
     let crowd = Arc::new(Crowd::at_hook(

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Every room may use [`inbox`], where all that the control thread is told comes together; [`clock`], the
-//! only file that reads one; [`wire`], the protocol's words; [`plain`] and [`span`],
+//! only file that reads one; [`doorbell`], how threads wait for processes; [`wire`], the protocol's words; [`plain`] and [`span`],
 //! text for people. What speaks to the driver is in `tidegate-driver`, here [`device`], [`rm`] and [`sys`].
 //!
 //! # Threads
@@ -49,6 +49,7 @@ pub mod channels;
 pub mod clock;
 pub mod config;
 pub mod control;
+pub mod doorbell;
 pub mod grpc;
 pub mod host;
 pub mod identity;

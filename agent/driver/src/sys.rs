@@ -22,7 +22,9 @@ pub use descriptors::{
     passed_descriptor, peek, peer_pidfd, pidfd_ended, pidfd_getfd, pidfd_open, pidfd_signal,
     raise_descriptor_limit, receive_plain, receive_with_descriptors, send_with_descriptors,
 };
-pub use futex::{WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv};
+pub use futex::{
+    Awake, WAITV_MAX, WaitSet, futex_wait, futex_wake, futex_wake_low, has_futex_waitv,
+};
 pub use namespaces::{Below, namespace_below, peer_groups};
 pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};
 pub use shared::{SharedPage, SharedWords};

@@ -1,7 +1,7 @@
 //! The doorbells of processes: which have rung since they were last looked at.
 
 use crate::page::PageRef;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One doorbell.
 #[derive(Clone, Debug)]
@@ -12,6 +12,14 @@ pub struct Bell {
     pub page: PageRef,
     /// Its value when it was last looked at: who waits for a ring sleeps while it is this.
     pub seen: u32,
+}
+
+impl Bell {
+    /// The word that is waited on, and its value meanwhile.
+    #[must_use]
+    pub fn word(&self) -> (&AtomicU32, u32) {
+        (&self.page.process.doorbell, self.seen)
+    }
 }
 
 /// All doorbells.
@@ -62,6 +70,12 @@ impl Bells {
         let of_online = self.bells.iter().take(self.online);
         self.online = of_online.filter(|bell| bell.session != session).count();
         self.bells.retain(|bell| bell.session != session);
+    }
+
+    /// Whether it is listened to.
+    #[must_use]
+    pub fn has(&self, session: u64) -> bool {
+        self.bells.iter().any(|bell| bell.session == session)
     }
 
     /// The session of bell number `at`, and whether it rang since the last look.

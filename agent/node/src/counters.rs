@@ -104,7 +104,7 @@ impl Counters {
             (
                 "pages_dropped",
                 self.pages_dropped,
-                "Processes that rang beyond the allowed rate",
+                "Processes that rang, or woke the agent, beyond the allowed rate",
             ),
             (
                 "remotes_late",

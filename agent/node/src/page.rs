@@ -3,7 +3,7 @@
 use crate::clock::ProcessClock;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tidegate_abi::gate::{self, Gate};
 use tidegate_abi::page::{self, ACTIVITY_BUSY, DeviceWords, MemoryWords, Page};
@@ -22,13 +22,66 @@ pub trait PageMemory: fmt::Debug + Send + Sync {
 
 /// A page. Its process is a tenant: every word may hold anything at any time.
 #[derive(Clone, Debug)]
-pub struct PageRef(Arc<dyn PageMemory>);
+pub struct PageRef(Arc<Kept<dyn PageMemory>>);
+
+/// A page, and what the agent's threads keep of it where its process cannot write.
+#[derive(Debug)]
+struct Kept<M: ?Sized> {
+    /// Wakes of its doorbell that came without a ring, to any thread.
+    vain: AtomicU32,
+    /// No thread waits on its doorbell any more.
+    unheard: AtomicBool,
+    /// The kernel could not wait on it.
+    unwaitable: AtomicBool,
+    memory: M,
+}
 
 impl PageRef {
     /// The page in `memory`.
     #[must_use]
     pub fn new(memory: impl PageMemory + 'static) -> Self {
-        Self(Arc::new(memory))
+        Self(Arc::new(Kept {
+            vain: AtomicU32::new(0),
+            unheard: AtomicBool::new(false),
+            unwaitable: AtomicBool::new(false),
+            memory,
+        }))
+    }
+
+    /// A thread that slept while the doorbell was `seen` was woken by it: whoever wakes without a ring is counted.
+    pub fn woke(&self, seen: u32) {
+        if self.process.doorbell.load(Ordering::Acquire) == seen {
+            self.0.vain.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Wakes without a ring so far.
+    #[must_use]
+    pub fn vain_wakes(&self) -> u32 {
+        self.0.vain.load(Ordering::Relaxed)
+    }
+
+    /// Nobody is to wait on its doorbell from here on.
+    pub fn unhear(&self) {
+        self.0.unheard.store(true, Ordering::Relaxed);
+    }
+
+    /// The kernel cannot wait on its doorbell. Nobody tries again.
+    pub fn cannot_be_waited_on(&self) {
+        self.0.unwaitable.store(true, Ordering::Relaxed);
+        self.unhear();
+    }
+
+    /// Whether that was found.
+    #[must_use]
+    pub fn is_unwaitable(&self) -> bool {
+        self.0.unwaitable.load(Ordering::Relaxed)
+    }
+
+    /// Whether threads wait on its doorbell.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        !self.0.unheard.load(Ordering::Relaxed)
     }
 
     /// Whether both are the same page.
@@ -39,7 +92,7 @@ impl PageRef {
 
     /// Wakes every thread that sleeps on a gate word.
     pub fn wake_gates(&self) {
-        (0..self.gates.len()).for_each(|slot| self.0.wake_gate(slot));
+        (0..self.gates.len()).for_each(|slot| self.0.memory.wake_gate(slot));
     }
 
     /// Sets the gate of device `slot`, and wakes what waits on it and may no longer have to.
@@ -48,7 +101,7 @@ impl PageRef {
             return;
         };
         if gate::set(&words.gate, gate) {
-            self.0.wake_gate(slot);
+            self.0.memory.wake_gate(slot);
         }
     }
 }
@@ -57,7 +110,7 @@ impl std::ops::Deref for PageRef {
     type Target = Page;
 
     fn deref(&self) -> &Page {
-        self.0.page()
+        self.0.memory.page()
     }
 }
 

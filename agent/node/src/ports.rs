@@ -53,6 +53,8 @@ pub trait Machine: fmt::Debug + Send {
 pub trait EventSink: fmt::Debug + Send {
     /// Takes one.
     fn event(&self, event: NodeEvent);
+    /// A tenant is refused something.
+    fn refused(&self, _tenant: &Tenant, _what: &'static str) {}
 }
 
 /// Where decisions are recorded.

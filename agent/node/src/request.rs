@@ -85,6 +85,8 @@ pub(crate) struct Notice {
     pub job: Option<JobId>,
     pub text: String,
     pub value_ns: u64,
+    /// What the session's tenant is refused, for status; None: nothing.
+    pub refused: Option<&'static str>,
 }
 
 /// What holds for the whole shell.

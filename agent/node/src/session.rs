@@ -50,6 +50,8 @@ pub struct Session {
     pub files: OwnFiles,
     /// Its RM clients.
     pub clients: HashMap<u32, Client>,
+    /// Claims of such that the prover has not answered.
+    pub claims: usize,
     /// Its channels.
     pub channels: Vec<Held>,
     /// What its groups of channels had before they were given timeslices, by client and handle.
@@ -75,6 +77,8 @@ pub struct Link {
     pub outbox: Option<Box<dyn Outbox>>,
     /// How often it rings.
     pub rings: Rate,
+    /// How often it wakes without a ring.
+    pub vain: Vain,
     /// The word of the prober's last round as last seen: progress is that it changes.
     pub prober: u64,
     /// Requests in flight, as its engine last said.
@@ -192,6 +196,26 @@ impl Rate {
     }
 }
 
+/// Wakes that came without a ring, as they were last counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Vain {
+    since_ns: u64,
+    seen: u32,
+}
+
+impl Vain {
+    /// There are `wakes` by now; whether they were more than `per_second` allows, over 100 ms or longer.
+    pub fn exceeds(&mut self, wakes: u32, now_ns: u64, per_second: u32) -> bool {
+        let passed = now_ns.saturating_sub(self.since_ns);
+        if passed < 100_000_000 {
+            return false;
+        }
+        let more = u64::from(wakes.wrapping_sub(self.seen));
+        (self.since_ns, self.seen) = (now_ns, wakes);
+        u128::from(more) * 1_000_000_000 > u128::from(per_second) * u128::from(passed)
+    }
+}
+
 impl Session {
     /// The session of a newcomer.
     #[must_use]
@@ -215,6 +239,7 @@ impl Session {
                 page: newcomer.page,
                 outbox: Some(newcomer.outbox),
                 rings: Rate::default(),
+                vain: Vain::default(),
                 prober: 0,
                 flight: Flight::default(),
                 released: 0,
@@ -222,6 +247,7 @@ impl Session {
             slots: [Slot::default(); DEVICES],
             files: OwnFiles { control, uvm: None },
             clients: HashMap::new(),
+            claims: 0,
             channels: Vec::new(),
             slices: HashMap::new(),
             tickets: Vec::new(),
@@ -376,5 +402,21 @@ mod tests {
         }
         let mut rate = Rate::default();
         assert!((0..10_000).any(|_| rate.exceeds(5, 50_000)));
+    }
+
+    #[test]
+    fn wakes_without_a_ring_are_measured_over_the_time_in_which_they_came() {
+        let mut vain = Vain::default();
+        let (beat, mut wakes) = (50_000_000, 0_u32);
+        for nth in 1..100 {
+            wakes = wakes.wrapping_add(2_000);
+            assert!(!vain.exceeds(wakes, nth * beat, 50_000), "beat {nth}");
+        }
+        // A thread that came late has as many to count, over as long.
+        wakes = wakes.wrapping_add(200_000);
+        assert!(!vain.exceeds(wakes, 199 * beat, 50_000));
+        wakes = wakes.wrapping_add(6_000);
+        assert!(vain.exceeds(wakes, 201 * beat, 50_000));
+        assert!(!vain.exceeds(wakes, 203 * beat, 50_000));
     }
 }

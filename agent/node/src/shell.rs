@@ -445,6 +445,9 @@ impl Shell {
     fn emit(&mut self, notice: Notice) {
         let session = self.members.get(notice.session);
         let pid = session.map_or(0, |session| session.process().pid);
+        if let (Some(session), Some(what)) = (session, notice.refused) {
+            self.ports.events.refused(&session.peer.tenant, what);
+        }
         let job = notice.job.and_then(|job| self.lanes.job(job));
         self.ports.events.event(NodeEvent {
             at_ns: self.time.now,

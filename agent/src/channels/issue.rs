@@ -11,6 +11,7 @@ use crate::causes::with_causes;
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::channels::lookout::Alarm;
 use crate::clock::now_ns;
+use crate::doorbell;
 use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::RmError;
 use crate::sys::{self, WaitSet};
@@ -264,7 +265,7 @@ impl Thread<'_> {
             return;
         }
         for page in self.arms.borrow().bells() {
-            if !bells.iter().any(|(known, _)| known.is_same(page)) {
+            if page.is_heard() && !bells.iter().any(|(known, _)| known.is_same(page)) {
                 let rung = page.process.doorbell.load(Ordering::Acquire);
                 bells.push((page.clone(), rung));
             }
@@ -275,14 +276,11 @@ impl Thread<'_> {
     fn sleep(&self, raised: u32) {
         let (bells, set) = &mut *self.bells.borrow_mut();
         if bells.is_empty() {
-            return sys::futex_wait(self.raised, raised, None);
+            let _ = sys::futex_wait(self.raised, raised, None);
+            return;
         }
-        set.clear();
-        set.push(self.raised, raised);
-        for (page, rung) in bells {
-            set.push(&page.process.doorbell, *rung);
-        }
-        if let Err(error) = set.wait(u64::MAX) {
+        let bells = bells.iter().map(|(page, rung)| (page, *rung));
+        if let Err(error) = doorbell::wait(set, (self.raised, raised), bells, u64::MAX) {
             tracing::error!(gpu = self.gpu, %error, "cannot wait on the doorbells");
             self.waitv.set(false);
         }

@@ -5,7 +5,8 @@
 //! few of these threads, however many processes attach. The control thread looks at every doorbell with each heartbeat, so
 //! one that nobody waits on is heard at most 50 ms late.
 
-use crate::sys::{self, WAITV_MAX, WaitSet};
+use crate::doorbell;
+use crate::sys::{self, Awake, WAITV_MAX, WaitSet};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -150,12 +151,10 @@ impl Waiting {
     pub fn wait(&mut self, bells: &Bells, raised: u32, deadline_ns: u64) {
         self.fit(bells);
         if self.waitv {
-            self.set.clear();
-            self.set.push(&self.wake, raised);
-            for bell in self.direct(bells) {
-                self.set.push(&bell.page.process.doorbell, bell.seen);
-            }
-            if let Err(error) = self.set.wait(deadline_ns) {
+            let direct = self.direct(bells).iter();
+            let own = (&*self.wake, raised);
+            let bells = direct.map(|bell| (&bell.page, bell.seen));
+            if let Err(error) = doorbell::wait(&mut self.set, own, bells, deadline_ns) {
                 tracing::error!(%error, "cannot wait on the doorbells");
                 self.waitv = false;
                 // Every doorbell needs a waiter of the other kind from here on.
@@ -164,7 +163,7 @@ impl Waiting {
             }
         } else {
             let left = deadline_ns.saturating_sub(crate::clock::now_ns());
-            sys::futex_wait(&self.wake, raised, Some(Duration::from_nanos(left)));
+            let _ = sys::futex_wait(&self.wake, raised, Some(Duration::from_nanos(left)));
         }
     }
 }
@@ -195,23 +194,27 @@ fn wait_for(bells_rx: &Receiver<Vec<Bell>>, changed: &AtomicU32, wake: &AtomicU3
 }
 
 /// Sleeps until a doorbell or the word `changed` differs, at most for a turn.
-fn sleep_on(bells: &[Bell], (changed, sent): (&AtomicU32, u32), set: Option<&mut WaitSet>) {
+fn sleep_on(bells: &[Bell], own: (&AtomicU32, u32), set: Option<&mut WaitSet>) {
     match (set, bells) {
         (Some(set), _) => {
-            set.clear();
-            set.push(changed, sent);
-            for bell in bells {
-                set.push(&bell.page.process.doorbell, bell.seen);
-            }
             let until = crate::clock::now_ns() + crate::clock::nanos(WAITER_TURN);
-            if set.wait(until).is_err() {
+            let bells = bells.iter().map(|bell| (&bell.page, bell.seen));
+            if doorbell::wait(set, own, bells, until).is_err() {
                 std::thread::sleep(PAUSE);
             }
         }
-        (None, [bell, ..]) => {
-            sys::futex_wait(&bell.page.process.doorbell, bell.seen, Some(WAITER_TURN));
+        (None, [bell, ..]) if bell.page.is_heard() => {
+            let (word, seen) = bell.word();
+            match sys::futex_wait(word, seen, Some(WAITER_TURN)) {
+                Ok(Awake::Woken(_)) => bell.page.woke(seen),
+                Ok(Awake::Otherwise) => {}
+                Err(_) => bell.page.cannot_be_waited_on(),
+            }
         }
-        (None, []) => sys::futex_wait(changed, sent, Some(WAITER_TURN)),
+        (None, _) => {
+            let (changed, sent) = own;
+            let _ = sys::futex_wait(changed, sent, Some(WAITER_TURN));
+        }
     }
 }
 

@@ -110,7 +110,7 @@ fn take(end: &UnixStream, taken: &mut u32, dropped: &AtomicU32) {
         if now.wrapping_sub(*taken) <= u32::MAX / 2 {
             return;
         }
-        sys::futex_wait(dropped, now, Some(PAUSE));
+        let _ = sys::futex_wait(dropped, now, Some(PAUSE));
     }
 }
 

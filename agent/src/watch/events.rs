@@ -7,12 +7,14 @@
 
 use super::kinds::kind;
 use super::rates::{More, Rates, Verdict, WINDOW_NS};
+use super::refusals::Refusals;
 use crate::clock::now_ns;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidegate_node::kinds::Tenant;
 use tidegate_node::ports::{EventSink, NodeEvent};
 use tidegate_proto::v1;
 use tokio::sync::watch;
@@ -41,6 +43,7 @@ pub struct EventSender {
     lost: Arc<AtomicU64>,
     /// Only the control thread takes it.
     rates: Mutex<Rates>,
+    refusals: Arc<Refusals>,
 }
 
 impl EventSink for EventSender {
@@ -64,6 +67,10 @@ impl EventSink for EventSender {
         if self.told_tx.try_send(told).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn refused(&self, tenant: &Tenant, what: &'static str) {
+        self.refusals.note(tenant, what);
     }
 }
 
@@ -121,11 +128,11 @@ impl Kept {
 }
 
 impl EventLog {
-    /// Starts the thread; it ends when the sender is dropped.
+    /// Starts the thread; it ends when the sender is dropped. Who is refused something goes to `refusals`.
     ///
     /// # Errors
     /// When no thread can be made.
-    pub fn start() -> std::io::Result<(EventSender, Arc<Self>)> {
+    pub fn start(refusals: Arc<Refusals>) -> std::io::Result<(EventSender, Arc<Self>)> {
         let (told_tx, told_rx) = crossbeam_channel::bounded(QUEUE);
         let (newest_tx, newest_rx) = watch::channel(0);
         let lost = Arc::new(AtomicU64::new(0));
@@ -142,6 +149,7 @@ impl EventLog {
             told_tx,
             lost,
             rates: Mutex::default(),
+            refusals,
         };
         Ok((sender, log))
     }

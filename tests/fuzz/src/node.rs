@@ -128,7 +128,7 @@ impl Node {
         let (claims_tx, claims_rx) = unbounded();
         let (again_tx, again_rx) = unbounded();
         let (issuer, tasks_rx) = Issuer::bounded(4_096);
-        let (events, _) = EventLog::start().expect("a thread");
+        let (events, _) = EventLog::start(Arc::default()).expect("a thread");
         let gpu = Gpu {
             device_instance: 0,
             uuid: UUID,

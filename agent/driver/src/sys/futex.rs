@@ -24,14 +24,26 @@ pub fn futex_wake_low(word: &AtomicU64) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
 }
 
+/// Why a thread sleeps no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awake {
+    /// Somebody woke who sleeps on the word of this number, changed or not.
+    Woken(usize),
+    /// A word was another, the time is over, or a signal came.
+    Otherwise,
+}
+
 /// Sleeps while `word` is `expected`, at most for `limit`. Wakes spuriously.
-pub fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) {
+///
+/// # Errors
+/// `EFAULT` when the memory of the word is gone.
+pub fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) -> io::Result<Awake> {
     let limit = limit.map(timespec);
     let limit = limit
         .as_ref()
         .map_or(std::ptr::null(), std::ptr::from_ref::<libc::timespec>);
     // SAFETY: the kernel only reads `word`, and `limit` is null or a timespec that outlives the call.
-    unsafe {
+    awake(unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
@@ -39,7 +51,19 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) {
             expected,
             limit,
         )
-    };
+    })
+}
+
+/// What a wait answered.
+fn awake(answer: libc::c_long) -> io::Result<Awake> {
+    if let Ok(word) = usize::try_from(answer) {
+        return Ok(Awake::Woken(word));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR) => Ok(Awake::Otherwise),
+        _ => Err(error),
+    }
 }
 
 /// Words one `futex_waitv` takes.
@@ -92,36 +116,36 @@ impl WaitSet {
     /// Wakes spuriously. A word whose memory is gone makes the call fail at once, not crash.
     ///
     /// # Errors
-    /// `ENOSYS` before Linux 5.16; `EFAULT` for a word whose memory is gone.
-    pub fn wait(&self, deadline_ns: u64) -> io::Result<()> {
-        let deadline = timespec(Duration::from_nanos(deadline_ns));
-        // SAFETY: the array and the timespec outlive the call; the addresses are only read by the
-        // kernel, which answers EFAULT for one that is not mapped.
-        let woken = unsafe {
-            libc::syscall(
-                libc::SYS_futex_waitv,
-                self.0.as_ptr(),
-                self.0.len(),
-                0,
-                &raw const deadline,
-                libc::CLOCK_MONOTONIC,
-            )
-        };
-        if woken >= 0 {
-            return Ok(());
-        }
-        match io::Error::last_os_error() {
-            error
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR)
-                ) =>
-            {
-                Ok(())
-            }
-            error => Err(error),
-        }
+    /// `ENOSYS` before Linux 5.16; `EFAULT` for a word whose memory is gone: see [`Self::gone`].
+    pub fn wait(&self, deadline_ns: u64) -> io::Result<Awake> {
+        waitv(&self.0, deadline_ns)
     }
+
+    /// The numbers of the words whose memory is gone at this moment, each tried by itself.
+    pub fn gone(&self) -> impl Iterator<Item = usize> {
+        let gone = |word: &[Waiter]| {
+            let error = waitv(word, 0).err();
+            error.and_then(|error| error.raw_os_error()) == Some(libc::EFAULT)
+        };
+        let all = self.0.chunks(1).enumerate();
+        all.filter_map(move |(number, word)| gone(word).then_some(number))
+    }
+}
+
+fn waitv(words: &[Waiter], deadline_ns: u64) -> io::Result<Awake> {
+    let deadline = timespec(Duration::from_nanos(deadline_ns));
+    // SAFETY: the array and the timespec outlive the call; the addresses are only read by the
+    // kernel, which answers EFAULT for one that is not mapped.
+    awake(unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            words.as_ptr(),
+            words.len(),
+            0,
+            &raw const deadline,
+            libc::CLOCK_MONOTONIC,
+        )
+    })
 }
 
 /// Whether this kernel has `futex_waitv`.
@@ -137,6 +161,7 @@ pub fn has_futex_waitv() -> bool {
 mod tests {
     use super::super::clock::monotonic_ns;
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn a_wait_returns_at_once_when_a_word_has_changed_and_at_its_deadline_otherwise() {
@@ -151,5 +176,44 @@ mod tests {
         set.wait(before + 2_000_000)
             .expect("futex_waitv exists here");
         assert!(monotonic_ns() >= before + 2_000_000);
+    }
+
+    #[test]
+    fn a_word_whose_memory_is_gone_is_named_and_one_that_is_woken_too() {
+        use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        let bytes = core::num::NonZeroUsize::new(4096).expect("not 0");
+        // SAFETY: fresh memory at an address that the kernel chooses, all zero.
+        let (at, lost) = unsafe {
+            let at = mmap_anonymous(None, bytes, ProtFlags::all(), MapFlags::MAP_PRIVATE);
+            let at = at.expect("there is memory");
+            (at, at.cast::<AtomicU32>().as_ref())
+        };
+        let word = AtomicU32::new(5);
+        let mut set = WaitSet::new();
+        for word in [&word, lost, &word] {
+            set.push(word, word.load(Ordering::Relaxed));
+        }
+        assert_eq!(set.gone().count(), 0);
+        assert_eq!(set.wait(1).expect("all is there"), Awake::Otherwise);
+        // SAFETY: nobody reads it any more but the kernel, which says that it is gone.
+        unsafe { munmap(at, 4096) }.expect("it was mapped");
+        let error = set.wait(u64::MAX).expect_err("a word is gone");
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(set.gone().collect::<Vec<_>>(), [1]);
+        let (idle, ended) = (AtomicU32::new(0), std::sync::atomic::AtomicBool::new(false));
+        let awake = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    futex_wake(&word);
+                }
+            });
+            set.clear();
+            set.push(&idle, 0);
+            set.push(&word, 5);
+            let awake = set.wait(u64::MAX);
+            ended.store(true, Ordering::Relaxed);
+            awake
+        });
+        assert_eq!(awake.expect("both are"), Awake::Woken(1));
     }
 }

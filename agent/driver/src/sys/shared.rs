@@ -7,7 +7,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use tidegate_abi::page::Page;
@@ -49,7 +49,7 @@ pub struct SharedPage(Mapping);
 
 impl SharedPage {
     /// Makes a page: a memfd, sized, then sealed so that the other side can neither shrink it under
-    /// us (SIGBUS) nor grow it.
+    /// us (SIGBUS) nor grow it, nor make holes in it where the kernel can forbid that.
     ///
     /// # Errors
     /// When the kernel refuses a memfd, its seals or the mapping.
@@ -61,9 +61,20 @@ impl SharedPage {
         nix::unistd::ftruncate(&file, tidegate_abi::page::BYTES as i64)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        forbid_holes(&file);
         let mapping = Mapping::new(file.as_fd(), tidegate_abi::page::BYTES)?;
         Ok((Self(mapping), file))
     }
+}
+
+/// Makes a file of memory immutable: no memory of it can be taken away, while every mapping of it is written as ever. No
+/// seal does that and lets the process map it. It takes `CAP_LINUX_IMMUTABLE` and Linux 6.0; without them a hole makes a
+/// wait on the page fail, and whoever waits drops that page.
+fn forbid_holes(file: &OwnedFd) {
+    const FS_IMMUTABLE_FL: libc::c_int = 0x10;
+    let flags = FS_IMMUTABLE_FL;
+    // SAFETY: the call reads an `int`, which lives until it returns.
+    let _ = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_SETFLAGS, &raw const flags) };
 }
 
 impl std::ops::Deref for SharedPage {

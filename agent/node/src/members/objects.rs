@@ -69,7 +69,8 @@ impl Members {
         if session.clients.contains_key(&client) {
             return;
         }
-        if session.clients.len() >= CHANNELS {
+        // Whose claim is still looked at when the client is gone counts, too.
+        if session.clients.len().max(session.claims) >= CHANNELS {
             "too many RM clients".clone_into(&mut session.note);
             return;
         }
@@ -83,6 +84,7 @@ impl Members {
                     process: session.process(),
                     client,
                 };
+                session.claims += 1;
                 cx.ask(Request::Claim(claim));
             }
             Control::None if cx.settings.mps => self.refuse(id, client, MPS, cx),
@@ -142,8 +144,11 @@ impl Members {
                 client,
                 file,
             } => {
-                let session = self.get(id);
-                if !session.is_some_and(|session| session.clients.contains_key(&client)) {
+                let Some(session) = self.get_mut(id) else {
+                    return;
+                };
+                session.claims = session.claims.saturating_sub(1);
+                if !session.clients.contains_key(&client) {
                     return;
                 }
                 if file.is_some() {

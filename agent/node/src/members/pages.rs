@@ -10,6 +10,11 @@ use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuSet, RequestId, SessionId};
 use tidegate_policy::time::Instant;
 
+/// Why a page is dropped.
+pub(super) const RANG: &str = "rang beyond the allowed rate";
+const WOKE: &str = "woke the agent without a ring beyond the allowed rate";
+const GONE: &str = "took the memory of its page away";
+
 impl Members {
     /// The next session from bell `at` on whose doorbell changed, and where to go on.
     pub(crate) fn next_ring(&mut self, mut at: usize) -> Option<(u64, usize)> {
@@ -31,12 +36,9 @@ impl Members {
             cx.counters.rings += 1;
             return self.hear_work(id, cx);
         }
-        if session
-            .link
-            .rings
-            .exceeds(cx.now, cx.settings.rings_per_second)
-        {
-            return self.drop_page(id, cx);
+        let most = cx.settings.rings_per_second;
+        if session.link.rings.exceeds(cx.now, most) {
+            return self.drop_page(id, RANG, cx);
         }
         cx.counters.rings += 1;
         hear_activity(session, cx);
@@ -45,22 +47,61 @@ impl Members {
         }
     }
 
-    /// A client that rings beyond all measure loses its page, and with it its say.
-    fn drop_page(&mut self, id: u64, cx: &mut Context<'_>) {
-        cx.counters.pages_dropped += 1;
+    /// Drops every page that nobody can or need wait on any longer.
+    fn drop_pages(&mut self, cx: &mut Context<'_>) {
+        let most = cx.settings.rings_per_second;
+        let mut dropped = Vec::new();
+        for (id, session) in &mut self.sessions {
+            let Some(page) = session.link.page.as_ref() else {
+                continue;
+            };
+            let vain = session.link.vain.exceeds(page.vain_wakes(), cx.now, most);
+            if page.is_unwaitable() && self.bells.has(*id) {
+                dropped.push((*id, GONE));
+            } else if vain && page.is_heard() {
+                dropped.push((*id, WOKE));
+            }
+        }
+        for (id, why) in dropped {
+            self.drop_page(id, why, cx);
+        }
+    }
+
+    /// A client that rings or wakes beyond all measure loses its page, and with it its say. An offline one is not
+    /// listened to any longer, and pays for that itself.
+    pub(super) fn drop_page(&mut self, id: u64, why: &'static str, cx: &mut Context<'_>) {
         self.bells.remove(id);
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
+        if let Some(page) = &session.link.page {
+            page.unhear();
+        }
+        let (offline, refused) = (session.role == Role::Offline, Some(why));
+        cx.emit(if offline {
+            Notice {
+                kind: "note",
+                session: id,
+                text: format!("{why}: it counts as having work"),
+                refused,
+                ..Notice::default()
+            }
+        } else {
+            Notice {
+                kind: "page_dropped",
+                session: id,
+                text: why.to_owned(),
+                refused,
+                ..Notice::default()
+            }
+        });
+        if offline {
+            return self.counts_as_working(id, cx);
+        }
+        cx.counters.pages_dropped += 1;
         session.link.page = None;
         session.role = Role::Ignore;
-        "rang beyond the allowed rate: its page was dropped".clone_into(&mut session.note);
-        cx.emit(Notice {
-            kind: "page_dropped",
-            session: id,
-            text: "rang beyond the allowed rate".to_owned(),
-            ..Notice::default()
-        });
+        session.note = format!("{why}: its page was dropped");
         cx.ask(Request::Guards);
         cx.step(Event::OnlineGone {
             session: SessionId(id),
@@ -103,6 +144,7 @@ impl Members {
 
     /// What pages say without ringing: progress, suspects, soft landings.
     pub(crate) fn look_at_pages(&mut self, cx: &mut Context<'_>) {
+        self.drop_pages(cx);
         let (mut suspected, first) = (false, cx.out.len());
         for session in self.sessions.values_mut() {
             let Some(page) = &session.link.page else {

@@ -5,9 +5,10 @@
 //! that does not look, without a page, or without a device so far.
 
 use super::Members;
+use super::pages::RANG;
 use crate::kinds::Role;
 use crate::page::Activity;
-use crate::request::{Context, Notice};
+use crate::request::Context;
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -87,19 +88,20 @@ impl Members {
         };
         let most = cx.settings.rings_per_second;
         if session.link.rings.exceeds(cx.now, most) {
-            // It counts as having work from here on, and pays for that itself.
-            self.bells.remove(id);
-            if let Some(page) = &session.link.page {
-                page.agent.work_probe_ns.store(0, Ordering::Release);
-            }
-            (session.library.says_work, session.state.asked) = (false, false);
-            cx.emit(Notice {
-                kind: "note",
-                session: id,
-                text: "rang beyond the allowed rate: it counts as having work".to_owned(),
-                ..Notice::default()
-            });
+            return self.drop_page(id, RANG, cx);
         }
+        tell(session, cx);
+    }
+
+    /// Who rings too often counts as having work from here on.
+    pub(super) fn counts_as_working(&mut self, id: u64, cx: &mut Context<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if let Some(page) = &session.link.page {
+            page.agent.work_probe_ns.store(0, Ordering::Release);
+        }
+        (session.library.says_work, session.state.asked) = (false, false);
         tell(session, cx);
     }
 }

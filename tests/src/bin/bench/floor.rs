@@ -87,7 +87,7 @@ fn pass_on(shared: &Shared, place: usize) {
     loop {
         let bell = &shared.bells[place];
         while bell.load(Ordering::Acquire) == heard {
-            futex_wait(bell, heard, None);
+            let _ = futex_wait(bell, heard, None);
         }
         heard = bell.load(Ordering::Acquire);
         if shared.over.load(Ordering::Acquire) {
