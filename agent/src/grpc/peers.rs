@@ -30,6 +30,8 @@ use tonic::transport::server::Connected;
 
 /// How long a client may take for its first sixteen bytes.
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
+/// How long the agent waits at most until it looks for the rest of them again.
+const LONGEST_PAUSE: Duration = Duration::from_millis(512);
 /// How long it may take from there to its Attach.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
 /// How long a connection of the other sockets may take for its first byte.
@@ -379,7 +381,7 @@ fn lacks(error: &io::Error) -> bool {
 
 /// Looks at the first sixteen bytes without taking them.
 async fn first_bytes(stream: &UnixStream) -> io::Result<First> {
-    let mut seen = 0;
+    let (mut seen, mut pause) = (0, Duration::from_millis(1));
     loop {
         let mut bytes = [0; greeting::LEN];
         let there = stream
@@ -395,10 +397,15 @@ async fn first_bytes(stream: &UnixStream) -> io::Result<First> {
             First::More => {}
             first => return Ok(first),
         }
+        if stream.ready(Interest::READABLE).await?.is_read_closed() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         if there == seen {
             // Bytes that were only peeked at keep the socket readable, so readiness cannot tell of
-            // more. Both ends of the greeting are written in one call: this is next to never taken.
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            // more. Both ends of the greeting are written in one call: this is next to never taken,
+            // and a thousand connections that stop in the middle cost next to nothing.
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
         seen = there;
     }
