@@ -654,6 +654,32 @@ fn memory_that_others_hold_is_never_taken_and_said_so_once() {
     drop(program);
 }
 
+/// P-MEMORY-5: what an engine holds besides its cache is known before the cache is, so that none of it counts as free.
+#[test]
+fn an_agent_knows_of_all_other_memory_before_it_hears_of_a_cache() {
+    let stage = Stage::new(&[], &[], &[]);
+    let said = stage.agent.with(0, |session| {
+        let heard = session.heard().iter();
+        let before = heard.take_while(|event| !matches!(event, Event::KvRegistered(_)));
+        let usage = before.filter_map(|event| match event {
+            Event::Usage(usage) => Some(usage.plain_bytes + usage.unregistered_bytes),
+            _ => None,
+        });
+        usage.last()
+    });
+    let held = stage.records_after(0).into_iter();
+    let held = held.filter(|record| record.kind == Kind::MemoryUp);
+    let held: u64 = held.map(|record| record.tag).sum();
+    // The driver cuts small allocations out of chunks of this; the library counts what was asked for.
+    const CHUNK: u64 = 2 << 20;
+    let said = said.flatten().unwrap_or(0);
+    assert!(
+        said <= held && said + CHUNK >= held,
+        "{said} bytes were said, {held} are held"
+    );
+    stage.end();
+}
+
 /// P-MEMORY-8: a guessed or second cache is not taken from.
 #[test]
 fn a_guessed_cache_is_refused_where_its_job_has_more_than_one_rank() {

@@ -236,12 +236,16 @@ fn register(
     }
     *kvs_made += 1;
     let id = cache.id;
+    if !elastic {
+        // The agent promises what is free as soon as it hears of a cache: it must know of all else by then.
+        say(process, Event::Usage(state.usage(cache.device)));
+    }
     say(process, Event::KvRegistered(membership.describe(&cache)));
     if let Some(elastic) = &cache.elastic {
         let known = (cache.device, Arc::clone(elastic));
         sys::lock(&memory.elastic).insert(id, known);
     }
-    kvs.insert(id, cache);
+    state.kvs.insert(id, cache);
     drop(state);
     serve(process);
     memory.changed();

@@ -246,6 +246,16 @@ impl Memory {
 impl State {
     /// As the agent is told.
     pub fn usage(&self, device: usize) -> v1::MemoryUsage {
+        self.usage_where(device, |_| true)
+    }
+
+    /// As an agent is told that has not heard of any cache: what may be reclaimed later counts as memory of no cache. A
+    /// registration then moves it. Elastic caches are counted by their own message alone.
+    pub fn usage_unregistered(&self, device: usize) -> v1::MemoryUsage {
+        self.usage_where(device, |kv| kv.elastic.is_some())
+    }
+
+    fn usage_where(&self, device: usize, registered: impl Fn(&Kv) -> bool) -> v1::MemoryUsage {
         let mut usage = v1::MemoryUsage {
             slot: u32::try_from(device).unwrap_or(0),
             ..v1::MemoryUsage::default()
@@ -254,7 +264,8 @@ impl State {
         for range in self.backed.all().filter(|range| range.device == device) {
             let own = range.own_bytes();
             usage.quarantined_bytes += range.bytes - own;
-            if self.kvs.values().any(|kv| kv.bases.contains(&range.base)) {
+            let mut kvs = self.kvs.values().filter(|kv| registered(kv));
+            if kvs.any(|kv| kv.bases.contains(&range.base)) {
                 usage.kv_bytes += own;
             } else {
                 usage.unregistered_bytes += own;

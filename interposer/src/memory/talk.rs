@@ -171,13 +171,20 @@ impl Talk {
             && let Ok(state) = memory.state.try_lock()
         {
             self.undescribed = false;
+            // The agent promises what is free as soon as it hears of a cache: it must know of all else by then.
+            for device in process.seen_devices() {
+                send(Event::Usage(state.usage_unregistered(device)));
+            }
+            self.usage.clear();
+            memory.usage_changed.store(true, Release);
             let membership = sys::lock(&memory.membership);
             for kv in state.kvs.values() {
                 send(Event::KvRegistered(membership.describe(kv)));
             }
             drop(membership);
             // Said twice, it would be told what to map between the two, and taken for one that was not.
-            sys::lock(&memory.outbox).retain(|event| !matches!(event, Event::KvRegistered(_)));
+            sys::lock(&memory.outbox)
+                .retain(|event| !matches!(event, Event::KvRegistered(_) | Event::Usage(_)));
             if self.leaves_out(Unheard::Requests) {
                 let text = Unheard::Requests.why().to_owned();
                 let kind = "requests_unheard".to_owned();
