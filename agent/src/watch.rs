@@ -7,6 +7,7 @@ pub mod history;
 pub mod kinds;
 pub mod latency;
 pub mod metrics;
+mod minute;
 pub mod rates;
 pub mod recent;
 pub mod recorder;

@@ -2,10 +2,11 @@
 //!
 //! The control thread tells of something by handing a [`NodeEvent`] to a bounded queue and never
 //! waits: when the queue is full the event is counted and lost. A thread of its own numbers them,
-//! writes the log line, and keeps the last [`KEPT`]. What operators did is kept apart, [`KEPT_OF_OPERATORS`] of it, and
+//! writes the log lines ([`super::minute`]), and keeps the last [`KEPT`]. What operators did is kept apart, [`KEPT_OF_OPERATORS`] of it, and
 //! tenants have events at a rate ([`super::rates`]): nothing that a tenant does pushes out what an operator did.
 
 use super::kinds::kind;
+use super::minute::{Line, Minute};
 use super::rates::{More, Rates, Verdict, WINDOW_NS};
 use super::refusals::Refusals;
 use crate::clock::now_ns;
@@ -155,9 +156,10 @@ impl EventLog {
     }
 
     fn run(&self, told_rx: &Receiver<Told>, newest_tx: &watch::Sender<u64>) {
-        let mut seq = 0;
-        let mut keep = |event| {
+        let (mut seq, mut minute) = (0, Minute::default());
+        let mut keep = |event: NodeEvent, minute: &mut Minute| {
             seq += 1;
+            log(&event, minute.hear(&event, kind(event.kind)));
             self.keep(seq, event);
             newest_tx.send_replace(seq);
         };
@@ -166,21 +168,30 @@ impl EventLog {
         loop {
             let now = now_ns();
             while let Some(more) = counted.pop_front_if(|more| more.at_ns + WINDOW_NS < now) {
-                keep(summary(&more));
+                keep(summary(&more), &mut minute);
             }
-            let told = match counted.front() {
+            if let Some(counts) = minute.over(now) {
+                tracing::info!("last minute: {counts}");
+            }
+            let complete = counted.front().map(|more| more.at_ns + WINDOW_NS);
+            let told = match complete.into_iter().chain(minute.ends_ns()).min() {
                 None => told_rx.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(more) => {
-                    let left = (more.at_ns + WINDOW_NS).saturating_sub(now) + 1_000_000;
+                Some(next) => {
+                    let left = next.saturating_sub(now) + 1_000_000;
                     told_rx.recv_timeout(Duration::from_nanos(left))
                 }
             };
             match told {
-                Ok(Told::Event(event)) => keep(event),
+                Ok(Told::Event(event)) => keep(event, &mut minute),
                 Ok(Told::More(more)) => counted.push_back(more),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    counted.iter().for_each(|more| keep(summary(more)));
+                    for more in &counted {
+                        keep(summary(more), &mut minute);
+                    }
+                    if let Some(counts) = minute.over(u64::MAX) {
+                        tracing::info!("since the last minute: {counts}");
+                    }
                     return;
                 }
             }
@@ -188,31 +199,9 @@ impl EventLog {
     }
 
     fn keep(&self, seq: u64, event: NodeEvent) {
-        // A level is a constant of the line that logs.
-        macro_rules! log {
-            ($level:ident) => {
-                tracing::$level!(
-                    gpu = event.gpu,
-                    session = (event.session != 0).then_some(event.session),
-                    job = event.job.as_deref(),
-                    pid = (event.pid != 0).then_some(event.pid),
-                    value_us = (event.value_ns != 0).then_some(event.value_ns / 1_000),
-                    "{}{}{}",
-                    event.kind,
-                    if event.text.is_empty() { "" } else { ": " },
-                    event.text
-                )
-            };
-        }
-        let kind = kind(event.kind);
-        if kind.is_some_and(|kind| kind.warns) {
-            log!(warn);
-        } else {
-            log!(info);
-        }
+        let by_operators = kind(event.kind).is_some_and(|kind| kind.by_operators);
         let ago = now_ns().saturating_sub(event.at_ns);
         let unix_ns = crate::clock::unix_ns().saturating_sub(ago);
-        let by_operators = kind.is_some_and(|kind| kind.by_operators);
         let event = v1::Event {
             seq,
             at_ns: event.at_ns,
@@ -262,6 +251,31 @@ impl EventLog {
             help: "Events lost because the queue to the log was full".to_owned(),
             value: self.lost.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// Writes an event's line. The subscriber drops what is below the level in force.
+fn log(event: &NodeEvent, line: Line) {
+    // A level is a constant of the line that logs.
+    macro_rules! log {
+        ($level:ident) => {
+            tracing::$level!(
+                gpu = event.gpu,
+                session = (event.session != 0).then_some(event.session),
+                job = event.job.as_deref(),
+                pid = (event.pid != 0).then_some(event.pid),
+                value_us = (event.value_ns != 0).then_some(event.value_ns / 1_000),
+                "{}{}{}",
+                event.kind,
+                if event.text.is_empty() { "" } else { ": " },
+                event.text
+            )
+        };
+    }
+    match line {
+        Line::Warning => log!(warn),
+        Line::Info => log!(info),
+        Line::Detail => log!(debug),
     }
 }
 

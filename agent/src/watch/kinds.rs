@@ -10,6 +10,8 @@ pub struct Kind {
     pub name: &'static str,
     /// Somebody should look at it: the log has it as a warning.
     pub warns: bool,
+    /// It comes by the thousand: the log counts it once a minute ([`super::minute`]).
+    pub frequent: bool,
     /// An operator did it, or it was done to the agent by hand: kept whatever tenants do.
     pub by_operators: bool,
     /// What happened.
@@ -23,12 +25,20 @@ impl Kind {
             ..self
         }
     }
+
+    const fn frequent(self) -> Self {
+        Self {
+            frequent: true,
+            ..self
+        }
+    }
 }
 
 const fn usual(name: &'static str, meaning: &'static str) -> Kind {
     Kind {
         name,
         warns: false,
+        frequent: false,
         by_operators: false,
         meaning,
     }
@@ -38,6 +48,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
     Kind {
         name,
         warns: true,
+        frequent: false,
         by_operators: false,
         meaning,
     }
@@ -64,7 +75,8 @@ pub const KINDS: [Kind; 55] = [
     usual(
         "breathed",
         "a job ran for a moment although its gate had been closed for long",
-    ),
+    )
+    .frequent(),
     warning(
         "channels_stuck",
         "channels that a dead process or agent left disabled cannot be enabled yet",
@@ -121,11 +133,12 @@ pub const KINDS: [Kind; 55] = [
         "lapsed",
         "an online process is busy without progress; its activity no longer counts",
     ),
-    usual("launches_pass", "launches of an offline process pass again"),
+    usual("launches_pass", "launches of an offline process pass again").frequent(),
     usual(
         "launches_wait",
         "launches of an offline process wait in the library",
-    ),
+    )
+    .frequent(),
     warning(
         "lease_overrun",
         "a trainer still ran when its lease beside online was over, and was disabled",
@@ -148,20 +161,22 @@ pub const KINDS: [Kind; 55] = [
     usual(
         "preempted",
         "offline work was taken off a GPU for online; its time is the latency",
-    ),
+    )
+    .frequent(),
     usual(
         "pressure",
         "an online engine uses nine tenths of the memory mapped for it",
-    ),
+    )
+    .frequent(),
     warning(
         "proof_lapsed",
         "an RM client no longer belongs to the process",
     ),
-    usual("reclaimed", "memory was taken from an offline job"),
+    usual("reclaimed", "memory was taken from an offline job").frequent(),
     usual("recovered", "an online process makes progress again"),
     warning("refused", "a tenant exceeded its share of the agent"),
     usual("reloaded", "a configuration was read and is in force").of_operators(),
-    usual("restored", "memory was given back to an offline job"),
+    usual("restored", "memory was given back to an offline job").frequent(),
     usual("resumed", "a paused job may run again"),
     warning(
         "role_refused",
@@ -186,7 +201,8 @@ pub const KINDS: [Kind; 55] = [
     usual(
         "unit_redone",
         "a trainer repeated units because memory was taken from it; at most once a second",
-    ),
+    )
+    .frequent(),
     warning(
         "unmanaged",
         "a job's channels cannot be controlled; its launches wait instead",
@@ -198,8 +214,9 @@ pub const KINDS: [Kind; 55] = [
     usual(
         "wake_overtaken",
         "an enable was withheld because online became busy first",
-    ),
-    usual("woken", "an offline job got the GPU back"),
+    )
+    .frequent(),
+    usual("woken", "an offline job got the GPU back").frequent(),
 ];
 
 /// The kind of that name.
