@@ -17,7 +17,9 @@ pub(super) struct Args {
     /// Keep printing events as they happen.
     #[arg(long, short)]
     follow: bool,
-    /// Start at this event number, or this long ago: 42, "10m", "2h".
+    /// Start at this event number, or at this time: 42, "10m", "2h", 03:00, "2026-11-28 03:00", yesterday.
+    ///
+    /// A time of day is in this machine's zone; with a Z behind it, it is in UTC.
     #[arg(long, default_value = "0", value_name = "SEQ|TIME", value_parser = since)]
     since: Since,
     /// Only of these kinds, e.g. preempted,woken.
@@ -48,7 +50,7 @@ fn since(text: &str) -> Result<Since, String> {
     if let Ok(number) = text.parse() {
         return Ok(Since::Number(number));
     }
-    super::values::ago(text).map(Since::Ago)
+    super::values::since(text).map(Since::Ago)
 }
 
 impl Args {
@@ -130,6 +132,6 @@ mod tests {
     fn since_is_a_number_or_a_time() {
         assert_eq!(since("42"), Ok(Since::Number(42)));
         assert_eq!(since("2m"), Ok(Since::Ago(120_000_000_000)));
-        assert!(since("yesterday").is_err());
+        assert!(since("bogus").is_err());
     }
 }

@@ -17,8 +17,10 @@ use tidegate_text::screen::terminal_width;
 /// See each field.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// How far back: "7d", "12h", "30m".
-    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = super::values::ago)]
+    /// Since when: "7d", "12h", "30m", 03:00, "2026-11-28 03:00", yesterday.
+    ///
+    /// A time of day is in this machine's zone; with a Z behind it, it is in UTC.
+    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = super::values::since)]
     since: u64,
     /// The agent's `history.file`, or a copy of one.
     #[arg(long, value_name = "FILE", default_value_os_t = PathBuf::from(STATE_DIR).join(HISTORY_FILE))]
