@@ -228,3 +228,27 @@ fn the_configuration_that_is_judged_is_that_of_the_running_agent() {
     let log = std::fs::read_to_string(node.agent_log()).expect("a log");
     assert_eq!(log.lines().filter(|line| warned(line)).count(), 1, "{log}");
 }
+
+/// P-OPERATE-25: a pool that no GPU has is cut, and log, doctor and `config check --on-node` say to what.
+#[test]
+fn a_pool_larger_than_a_gpu_is_cut_and_said() {
+    let config = format!("{TRUSTING}\n[memory]\npool = \"9000GiB\"\n");
+    let node = Node::new(&[], &config);
+    let said = "memory.pool is 9000GiB, and GPU 0 has 16GiB";
+    let log = std::fs::read_to_string(node.agent_log()).expect("a log");
+    assert_eq!(log.matches(said).count(), 1, "{log}");
+    doctor(&node).says("memory-pool", "warn", said);
+    let file = node.dir().join("agent.toml").display().to_string();
+    let check = node.tidegate(&["config", "check", "--on-node", &file]);
+    let printed = String::from_utf8_lossy(&check.stdout);
+    assert!(
+        check.status.success() && printed.contains(said),
+        "{check:?}"
+    );
+    let status = tidegate_tests::view::status(&node);
+    assert_eq!(
+        status["gpus"][0]["memory"]["pool_bytes"],
+        16_u64 << 30,
+        "{status}"
+    );
+}

@@ -14,7 +14,7 @@ use crate::channels::lookout::{Alarm, Lookout};
 use crate::channels::obstacle::{self, Mps, Obstacle};
 use crate::channels::prove;
 use crate::channels::reconcile::{self, Reconciled};
-use crate::config::{Config, Level, Loaded, Sources, Unproven, state_directory, tunables};
+use crate::config::{Config, Level, Loaded, Sources, Unproven, pool_of, state_directory, tunables};
 use crate::control::{About, ControlThread, Machine, MonotonicClock, Strangers};
 use crate::device::Device;
 use crate::grpc::activation::Passed;
@@ -142,7 +142,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         tunables: tunables(&options.loaded, choice.level),
         level: choice.level,
         method: choice.stop.method,
-        pool: pool(config, &choice),
+        pool: pool(config, &choice, &driver),
         believe_unproven: config.unproven == Unproven::FirstClaim,
         unseen: obstacle::unseen(&driver, choice.level, &about.obstacles),
         gpus,
@@ -393,12 +393,23 @@ fn report_self_test(report: &selftest::Report) {
 
 /// What online and offline share. A kernel that goes on after the driver's word would fault on memory that
 /// is taken from it, so where it may none is.
-fn pool(config: &Config, choice: &Choice) -> u64 {
-    if choice.stop.at_kernel_end && config.memory.pool != 0 {
+fn pool(config: &Config, choice: &Choice, driver: &Driver) -> u64 {
+    if config.memory.pool == 0 {
+        return 0;
+    }
+    if choice.stop.at_kernel_end {
         tracing::warn!("the firmware stops work only at the end of a kernel: no memory is shared");
         return 0;
     }
-    config.memory.pool
+    let totals: Vec<u64> = figures::reader(driver)()
+        .iter()
+        .map(|gpu| gpu.total)
+        .collect();
+    let (pool, too_much) = pool_of(config.memory.pool, &totals);
+    if let Some(text) = too_much {
+        tracing::warn!("{text}");
+    }
+    pool
 }
 
 /// Whether this process may use SCHED_FIFO, tried on a thread that ends.

@@ -8,6 +8,7 @@
 //! what came out, with the origin of every value. Times and sizes carry their unit in the value ("2ms",
 //! "64MiB"), so that no reader has to guess it. Whatever is wrong is an error that names the place.
 
+mod fits;
 mod load;
 mod nearest;
 mod origin;
@@ -20,6 +21,7 @@ mod users;
 mod value;
 mod watching;
 
+pub use fits::pool_of;
 pub use load::{Change, FILE, Loaded, Sources, environment};
 pub use origin::{ConfigError, Origin};
 pub use rules::show_rule;

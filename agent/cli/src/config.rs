@@ -5,7 +5,7 @@ use super::print::print;
 use anyhow::Context;
 use clap::Subcommand;
 use std::path::{Path, PathBuf};
-use tidegate_agent::config::{Applies, FILE, Loaded, SETTINGS, Sources, environment};
+use tidegate_agent::config::{Applies, FILE, Loaded, SETTINGS, Sources, environment, pool_of};
 use tidegate_proto::v1;
 
 #[derive(Debug, Subcommand)]
@@ -15,6 +15,9 @@ pub enum Command {
         /// The file; files in FILE.d are read too.
         #[arg(default_value = FILE)]
         file: PathBuf,
+        /// Also compare the file with the GPUs of the running agent.
+        #[arg(long)]
+        on_node: bool,
     },
     /// Print every setting and its value: of the running agent, or as an agent would read a file, its
     /// drop-ins and this shell's environment.
@@ -29,7 +32,7 @@ pub enum Command {
 
 pub async fn run(agent: &Agent, command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::Check { file } => check(file),
+        Command::Check { file, on_node } => check(agent, file, *on_node).await,
         Command::Dump { file, origin } => {
             let rows = match file {
                 Some(file) => {
@@ -53,13 +56,19 @@ fn load(sources: &Sources) -> anyhow::Result<Loaded> {
     sources.load().context("the configuration is refused")
 }
 
-fn check(file: &Path) -> anyhow::Result<()> {
+async fn check(agent: &Agent, file: &Path, on_node: bool) -> anyhow::Result<()> {
     let sources = Sources::of(file);
     let loaded = load(&sources)?;
     let files: Vec<_> = sources.files()?;
     let names = files.iter().map(|file| file.display().to_string());
     let mut text = format!("{}: ok\n", names.collect::<Vec<_>>().join(", "));
-    for note in loaded.overridden() {
+    let mut notes = loaded.overridden();
+    if on_node {
+        let gpus = super::agent::report(agent, false).await?.gpus;
+        let totals: Vec<u64> = gpus.iter().map(|gpu| gpu.memory_total_bytes).collect();
+        notes.extend(pool_of(loaded.config.memory.pool, &totals).1);
+    }
+    for note in notes {
         text.push_str(&format!("warning: {note}\n"));
     }
     print(&text)

@@ -3,6 +3,7 @@
 use super::view::{View, count};
 use crate::doctor::check::Check;
 use crate::doctor::facts::{Agent, Entry, RunDir};
+use tidegate_agent::config::pool_of;
 use tidegate_proto::{CONTROL_SOCKET, v1};
 
 /// A gate that has been open this long has no channel left to enable.
@@ -11,6 +12,7 @@ const SETTLED_NS: u64 = 1_000_000_000;
 pub(super) fn checks(view: &View<'_>) -> Vec<Check> {
     vec![
         configuration(view),
+        pool(view),
         agent(view),
         second(view),
         directory(view),
@@ -49,6 +51,32 @@ fn configuration(view: &View<'_>) -> Check {
             ID,
             format!("{path}, {}", count(config.identity.rules.len(), "rule")),
         ),
+    }
+}
+
+fn pool(view: &View<'_>) -> Check {
+    const ID: &str = "memory-pool";
+    let wanted = view
+        .node
+        .config
+        .1
+        .as_ref()
+        .map_or(0, |config| config.memory.pool);
+    let totals: Vec<u64> = match &view.node.agent {
+        Agent::Answers(status) => {
+            let gpus = status.gpus.iter();
+            gpus.map(|gpu| gpu.memory_total_bytes).collect()
+        }
+        _ => Vec::new(),
+    };
+    match pool_of(wanted, &totals).1 {
+        Some(text) => Check::warn(ID, text).remedy("change it in agent.toml and restart the agent"),
+        None if wanted == 0 => Check::pass(ID, "no memory is shared: memory.pool is not set"),
+        None if totals.iter().all(|total| *total == 0) => Check::pass(
+            ID,
+            "not compared with the GPUs: no agent says how much memory they have",
+        ),
+        None => Check::pass(ID, "each GPU has the memory that memory.pool names"),
     }
 }
 
