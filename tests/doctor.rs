@@ -1,6 +1,7 @@
 //! `tidegate doctor` says what a node is like, whatever state the agent is in, and changes nothing.
 
 use serde_json::Value;
+use std::os::unix::net::UnixListener;
 use std::process::Command;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, process, wait_so};
@@ -251,4 +252,18 @@ fn a_pool_larger_than_a_gpu_is_cut_and_said() {
         16_u64 << 30,
         "{status}"
     );
+}
+
+/// P-OPERATE-26: sockets that systemd holds for an agent that does not start are told from an agent that hangs.
+#[test]
+fn sockets_without_an_agent_are_said_to_be_those_of_systemd() {
+    let node = Node::device_only(&[]);
+    std::fs::create_dir_all(node.run_dir()).expect("a directory");
+    let names = ["control.sock", "status.sock"];
+    let _held = names.map(|name| UnixListener::bind(node.run_dir().join(name)).expect("a socket"));
+    let status = node.tidegate(&["status"]);
+    let why = String::from_utf8_lossy(&status.stderr);
+    assert_eq!(status.status.code(), Some(3), "{why}");
+    assert!(why.contains("systemctl status tidegate-agent"), "{why}");
+    doctor(&node).says("agent", "fail", "systemctl status tidegate-agent");
 }

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tidegate_agent::host::rundir::{self, Holder};
 use tidegate_proto::{CONTROL_SOCKET, RUN_DIR, RUN_DIR_ENV, STATUS_SOCKET, v1};
 use tonic::transport::{Channel, Endpoint};
 
@@ -26,6 +27,13 @@ pub enum Unreachable {
     /// The socket may not be opened.
     #[error("{} may not be opened by this user; ask for group tidegate, or use status", .0.display())]
     Forbidden(PathBuf),
+    /// Somebody else, systemd that is, holds the socket open, and no agent answers on it.
+    #[error(
+        "no agent serves {}: systemd holds the socket while the agent does not start; `systemctl status tidegate-agent` and \
+         `tidegate doctor` say why",
+        .0.display()
+    )]
+    Unserved(PathBuf),
     /// Anything else, also on the way.
     #[error("the agent on {} does not serve: {why}", .path.display())]
     Failed {
@@ -94,6 +102,24 @@ impl Agent {
             }),
         }
     }
+
+    /// What it means that a question failed. Without an agent, one that timed out had nobody to answer it.
+    fn unanswered(&self, status: tonic::Status) -> anyhow::Error {
+        let timed_out = status.code() == tonic::Code::DeadlineExceeded
+            || (status.code() == tonic::Code::Cancelled && status.message() == "Timeout expired");
+        if !timed_out {
+            return status.into();
+        }
+        let path = self.socket.clone();
+        let path = path.unwrap_or_else(|| self.run_dir.join(STATUS_SOCKET));
+        let lives = |holder: Holder| Path::new("/proc").join(holder.pid.to_string()).exists();
+        if rundir::holder(&self.run_dir).is_some_and(lives) {
+            let why = "no answer in 5 s".to_owned();
+            Unreachable::Failed { path, why }.into()
+        } else {
+            Unreachable::Unserved(path).into()
+        }
+    }
 }
 
 async fn over(stream: tokio::net::UnixStream, path: &Path) -> Result<Channel, Unreachable> {
@@ -130,6 +156,7 @@ pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::Get
     let answer = v1::node_client::NodeClient::new(channel)
         .max_decoding_message_size(LONGEST_REPORT)
         .get_status(request)
-        .await?;
+        .await
+        .map_err(|status| agent.unanswered(status))?;
     Ok(answer.into_inner())
 }

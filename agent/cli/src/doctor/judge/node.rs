@@ -97,8 +97,10 @@ fn agent(view: &View<'_>) -> Check {
         (Agent::Silent(why), Some(holder)) => {
             Check::fail(ID, format!("pid {} does not answer: {why}", holder.pid)).remedy(RESTART)
         }
-        (Agent::Silent(why), None) => Check::fail(ID, why)
-            .remedy("run doctor as root, or in group tidegate; else restart the agent"),
+        (Agent::Silent(why), None) => Check::fail(ID, why).remedy(
+            "systemd holds the sockets while the agent does not start: `systemctl status tidegate-agent` says why; \
+             without root or group tidegate, ask who has them",
+        ),
         (Agent::Absent, Some(holder)) => Check::fail(
             ID,
             format!(
