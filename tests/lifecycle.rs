@@ -237,6 +237,29 @@ fn attached(node: &Node) -> usize {
     status(node)["processes"].as_array().map_or(0, Vec::len)
 }
 
+/// P-LIFECYCLE-15: an offline program whose agent is gone says so on its own standard error.
+#[test]
+fn an_offline_program_says_that_its_agent_is_gone() {
+    let mut node = Node::new(&[], CONFIG);
+    let program = compile("offline", &["-lcuda"]);
+    let mut command = node.preloaded(&program, "offline");
+    let mut offline = Running::start("offline", command.arg("500000"));
+    let pid = [offline.pid()];
+    let pipe = offline.child.stderr.take().expect("stderr is piped");
+    wait_finished(&node, &pid, 5, 0);
+    kill(&mut node);
+    let line = BufReader::new(pipe).lines().next();
+    let line = line.expect("a line").expect("a pipe can be read");
+    let path = node.run_dir().join("hook.sock").display().to_string();
+    assert!(
+        line.contains(&format!("tidegate-agent at {path} is gone")),
+        "{line}"
+    );
+    node.start_agent(CONFIG);
+    let before = Testimony::of(&node).all(&pid, Kind::KernelEnd).count();
+    wait_finished(&node, &pid, before + 5, 0);
+}
+
 /// P-LIFECYCLE-1: online never waits for the agent.
 #[test]
 fn without_an_agent_online_works_and_offline_waits_with_one_line_until_it_comes() {

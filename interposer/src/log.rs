@@ -1,5 +1,5 @@
 //! What the library says, on the application's standard error: nothing, unless `TIDEGATE_LOG` is
-//! set, one line when an offline program waits for an agent that is not there, one where the process can attach to
+//! set, one line when an offline program waits for an agent that is not there and one a minute while it waits, one where the process can attach to
 //! none, and one where a call of `tidegate.h` is refused for a reason that its errno does not tell.
 //!
 //! One `write` a line, to descriptor 2 of whoever speaks. The reporter keeps it in its own table only

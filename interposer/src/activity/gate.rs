@@ -71,6 +71,7 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission 
         }
         Admission::Fail => return Admission::Fail,
     }
+    say_why(process);
     if process.waiting.fetch_add(1, AcqRel) == 0 {
         process.bell.ring();
     }
@@ -130,4 +131,101 @@ fn say_once(patience: env::Patience) {
         env::run_dir(),
         tidegate_proto::HOOK_SOCKET
     ));
+}
+
+/// Says once a minute why launches wait. They do, so the line costs none of them anything: the reporter has no standard
+/// error of its own.
+fn say_why(process: &Process) {
+    static STREAK: Streak = Streak::new();
+    let now = clock::now_ns();
+    // An upgrade of the agent takes less.
+    const AGENT_GONE_NS: u64 = 10_000_000_000;
+    let gone = process.ever_attached.load(Acquire) && !process.attached.load(Acquire);
+    let patience = if gone { AGENT_GONE_NS } else { MINUTE_NS };
+    let Some(waited_ns) = STREAK.due(now, patience) else {
+        return;
+    };
+    let waited = waited_ns / 1_000_000_000;
+    if gone {
+        log::line(&format!(
+            "this offline process waits for {waited} s: tidegate-agent at {}/{} is gone; it goes on when the agent is back, \
+             and `systemctl status tidegate-agent` says why it is not",
+            env::run_dir(),
+            tidegate_proto::HOOK_SOCKET
+        ));
+    } else {
+        let pid = std::process::id();
+        log::line(&format!(
+            "this offline process waits for {waited} s: tidegate-agent keeps its gate closed; `tidegate explain pid {pid}` \
+             says why"
+        ));
+    }
+}
+
+const MINUTE_NS: u64 = 60_000_000_000;
+
+/// How long launches have waited without one that passed, and when somebody said so.
+#[derive(Debug)]
+struct Streak {
+    seen_ns: AtomicU64,
+    since_ns: AtomicU64,
+    said_ns: AtomicU64,
+}
+
+impl Streak {
+    const fn new() -> Self {
+        Self {
+            seen_ns: AtomicU64::new(0),
+            since_ns: AtomicU64::new(0),
+            said_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// A launch waits at `now`. If that has gone on for `patience` and nobody said so in the last minute: for how long.
+    fn due(&self, now: u64, patience: u64) -> Option<u64> {
+        // One that waits asks every RECHECK_NS, however busy the machine is within this.
+        const BROKEN_NS: u64 = 40 * RECHECK_NS;
+        let seen = self.seen_ns.swap(now, Relaxed);
+        if seen == 0 || now.saturating_sub(seen) > BROKEN_NS {
+            self.since_ns.store(now, Relaxed);
+            self.said_ns.store(0, Relaxed);
+            return None;
+        }
+        let waited = now.saturating_sub(self.since_ns.load(Relaxed));
+        let said = self.said_ns.load(Relaxed);
+        let silent = said == 0 || now.saturating_sub(said) >= MINUTE_NS;
+        if waited < patience || !silent {
+            return None;
+        }
+        // Of several threads one says it.
+        let won = self.said_ns.compare_exchange(said, now, Relaxed, Relaxed);
+        won.is_ok().then_some(waited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// P-LIFECYCLE-15: a wait is said once a minute, and a launch that passed begins a new one.
+    #[test]
+    fn a_wait_is_said_after_its_patience_and_then_once_a_minute() {
+        const SECOND: u64 = 1_000_000_000;
+        let streak = Streak::new();
+        let mut said = Vec::new();
+        let mut wait = |from: u64, to: u64, patience: u64| {
+            for at in (from * SECOND..to * SECOND).step_by(RECHECK_NS as usize) {
+                said.extend(
+                    streak
+                        .due(at, patience)
+                        .map(|waited| (at / SECOND, waited / SECOND)),
+                );
+            }
+        };
+        wait(100, 240, 10 * SECOND);
+        // Launches passed for five seconds.
+        wait(245, 300, MINUTE_NS);
+        wait(300, 310, MINUTE_NS);
+        assert_eq!(said, [(110, 10), (170, 70), (230, 130), (305, 60)]);
+    }
 }
