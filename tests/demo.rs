@@ -15,7 +15,7 @@ fn demo(args: &[&str]) -> (String, Value) {
 
 fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
     let dir = TempDir::new();
-    let json = dir.path().join("figures.json");
+    let [json, html] = ["figures.json", "page.html"].map(|name| dir.path().join(name));
     let _ = &*BUILT;
     let table = Running::start(
         "demo",
@@ -23,6 +23,8 @@ fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
             .args(args)
             .arg("--json")
             .arg(&json)
+            .arg("--html")
+            .arg(&html)
             .env("TIDEGATE_TESTS_BUILT", "1")
             .envs(env.iter().copied())
             .stdin(Stdio::null())
@@ -30,6 +32,18 @@ fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
             .stderr(Stdio::piped()),
     )
     .succeed();
+    let page = std::fs::read_to_string(html).expect("the demo wrote its page");
+    // Each run's online, and offline in two of them, twice.
+    let bars = |class: &str| {
+        let group = format!("<g class=\"{class}\">");
+        let groups = page.split(&group).skip(1);
+        groups.filter(|group| group.starts_with("<rect")).count()
+    };
+    assert_eq!(bars("own").min(3), 3, "{page}");
+    assert!(
+        (2..=4).contains(&bars("s1")) && page.contains("VIRTUAL GPU"),
+        "{page}"
+    );
     let figures = std::fs::read(json).expect("the demo wrote its figures");
     (table, serde_json::from_slice(&figures).expect("JSON"))
 }

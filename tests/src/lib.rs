@@ -61,6 +61,9 @@ pub static RECORDS: AtomicBool = AtomicBool::new(false);
 /// it; the build is a no-op when `cargo build --workspace` has just made it.
 pub static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     let exe = std::env::current_exe().expect("a test runs from a file");
+    if let Some(dir) = exe.parent().filter(|dir| is_installed(dir)) {
+        return dir.to_path_buf();
+    }
     let dir = exe
         .ancestors()
         .find(|dir| dir.join("deps").is_dir() || dir.file_name() == Some(OsStr::new("debug")))
@@ -95,6 +98,11 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
+/// Whether this is the demo as the package installs it: with its programs compiled, and nothing to build.
+fn is_installed(dir: &Path) -> bool {
+    dir.join("apps/installed").exists()
+}
+
 /// Compiles `apps/<name>.c` with `flags` appended, once a process; returns the program.
 ///
 /// # Panics
@@ -105,13 +113,17 @@ pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{name}.c"));
     let apps = BUILT.join("apps");
-    std::fs::create_dir_all(&apps).expect("the target directory is writable");
     let label: String = flags
         .concat()
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .collect();
     let program = apps.join(format!("{name}{label}"));
+    if is_installed(&BUILT) {
+        assert!(program.exists(), "{} is not installed", program.display());
+        return program;
+    }
+    std::fs::create_dir_all(&apps).expect("the target directory is writable");
     let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
     if made().contains(&program) {
         return program;

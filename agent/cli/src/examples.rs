@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 39] = [
+const EXAMPLES: [(&str, &str); 40] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -35,6 +35,7 @@ const EXAMPLES: [(&str, &str); 39] = [
         "finetune",
         "tidegate finetune --model models/llama --data train.jsonl --lora r=16,alpha=32 --out adapters/support",
     ),
+    ("demo", "tidegate demo --seconds 20 --html demo.html"),
     (
         "replay",
         "tidegate replay --trace requests.csv --html report.html",

@@ -4,6 +4,7 @@ mod agent;
 mod bench;
 mod cdi;
 mod config;
+mod demo;
 pub mod doctor;
 mod events;
 mod examples;
@@ -147,6 +148,8 @@ enum Command {
     Run(run::Args),
     /// Train a LoRA of a local model offline, and have a running vLLM answer with it.
     Finetune(Box<finetune::Args>),
+    /// Show what Tidegate does, on a virtual GPU: three runs of the same requests. Needs no agent and no GPU.
+    Demo(demo::Args),
     /// Estimate harvest and cost for a trace. Needs no agent and no GPU.
     Replay(Box<replay::Args>),
     /// Measure what sharing the GPU costs your users, on your own server.
@@ -245,6 +248,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Release { device, vgpu_shim } => {
             release::run(&cli.agent.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
         }
+        Command::Demo(args) => return demo::run(args),
         Command::Replay(args) => replay::run(args)?,
         Command::Run(args) => return run::run(&cli.agent, args),
         Command::Finetune(args) => return finetune::run(&cli.agent, args),
@@ -289,6 +293,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         Command::Doctor(_)
         | Command::Bench(_)
         | Command::Release { .. }
+        | Command::Demo(_)
         | Command::Replay(_)
         | Command::Run(_)
         | Command::Finetune(_)

@@ -5,6 +5,7 @@
 //! online one three times: alone; with the offline one beside it; with Tidegate between them.
 
 mod interrupt;
+mod page;
 mod progress;
 mod runs;
 mod stand;
@@ -50,6 +51,9 @@ struct Options {
     /// Write the figures there too, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a page there that shows the runs
+    #[arg(long, value_name = "FILE", default_value = "tidegate-demo.html")]
+    html: PathBuf,
     /// Which GPU to use
     #[arg(long, value_enum, default_value = "virtual")]
     device: Device,
@@ -98,8 +102,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
             options.seconds
         );
     }
-    if let Some(file) = &options.json {
-        // Before minutes are spent, not after.
+    // Before minutes are spent, not after.
+    for file in options.json.iter().chain([&options.html]) {
         std::fs::File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let busy = 1.0 - plan.estimate.harvestable_share(Duration::ZERO, length);
@@ -134,6 +138,17 @@ fn run(options: &Options) -> anyhow::Result<()> {
     };
     let (results, offline) = runs.all(cooldown)?;
     print!("{}", table::text(&header, &results));
+    let command: Vec<String> = std::env::args().collect();
+    std::fs::write(
+        &options.html,
+        page::html(&header, &results, &command.join(" ")),
+    )
+    .with_context(|| format!("cannot write {}", options.html.display()))?;
+    let html = std::path::absolute(&options.html)?;
+    println!(
+        "\nThe same as a page, with a time line: file://{}",
+        html.display()
+    );
     if let Some(file) = &options.json {
         let json = table::json(&header, &results);
         std::fs::write(file, format!("{json:#}\n"))

@@ -15,6 +15,7 @@ use tidegate_text::numbers::thousands;
 use tidegate_text::spread::Spread;
 
 use crate::interrupt;
+use crate::page::{Line, ran};
 use crate::progress::Progress;
 use crate::stand::{Lane, Stand};
 
@@ -36,6 +37,8 @@ pub struct Run {
     pub offline_tokens_per_s: f64,
     /// Requests that were served.
     pub served: usize,
+    /// Who had the GPU when.
+    pub line: Line,
     /// Of the run under Tidegate.
     pub gated: Option<Gated>,
 }
@@ -198,6 +201,7 @@ impl Runs<'_> {
         let mut served = figures::served(&log);
         served.sort_by_key(|request| request.arrival_ns);
         let longest_gap = figures::longest_decode_gap(&log);
+        let line = self.line(online.process.pid(), offline, span)?;
         let run = Run {
             ttft_ms: figures::ttft_ms(&served),
             tpot_ms: figures::tpot_ms(&served),
@@ -210,6 +214,7 @@ impl Runs<'_> {
                 None => 0.0,
             },
             served: served.len(),
+            line,
             gated: None,
         };
         Ok((
@@ -221,6 +226,20 @@ impl Runs<'_> {
                 longest_gap,
             },
         ))
+    }
+
+    /// Nothing on hardware, which keeps no history.
+    fn line(&mut self, online: u32, offline: Option<&Program>, span: Span) -> anyhow::Result<Line> {
+        let history = self.stand.history()?;
+        if history.is_empty() {
+            return Ok(Line::default());
+        }
+        let of = |pid: u32| ran(history, pid, span);
+        Ok(Line {
+            span: Some(span),
+            online: of(online),
+            offline: offline.map_or_else(Vec::new, |offline| of(offline.process.pid())),
+        })
     }
 
     fn gated(

@@ -183,6 +183,7 @@ pub fn json(header: &Header, results: &Results) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::Line;
     use crate::runs::Each;
     use tidegate_tests::figures::Preemptions;
 
@@ -199,6 +200,7 @@ mod tests {
             offline_tokens_per_s: offline * scale,
             served: 52,
             each: Each::default(),
+            line: Line::default(),
             gated: None,
         };
         let mut results = Results {
