@@ -133,6 +133,12 @@ impl Serving<'_> {
                 source,
             })?;
             tracing::info!("metrics are served at {}", endpoint.place());
+            if listen.is_remote() && std::env::var_os("INVOCATION_ID").is_some() {
+                tracing::warn!(
+                    "metrics.listen is an address of the network, and the shipped unit lets only this machine connect: add \
+                     `IPAddressAllow=` and the address of Prometheus under [Service] by `systemctl edit tidegate-agent`"
+                );
+            }
             tokio::spawn(endpoint.serve(Exporter::new(
                 reports,
                 Arc::clone(&self.watched),

@@ -33,6 +33,17 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+impl Listen {
+    /// Whether other machines are meant to connect.
+    #[must_use]
+    pub const fn is_remote(&self) -> bool {
+        match self {
+            Self::Tcp(address) => !address.ip().is_loopback(),
+            Self::Unix(_) => false,
+        }
+    }
+}
+
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
