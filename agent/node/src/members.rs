@@ -179,7 +179,10 @@ impl Members {
             Role::Online => cx.step(Event::OnlineAttached {
                 session: SessionId(id),
             }),
-            Role::Offline => cx.ask(Request::Announce(id)),
+            Role::Offline => {
+                cx.ask(Request::Announce(id));
+                self.look_at_work(id, cx);
+            }
             Role::Ignore => {}
         }
     }
@@ -280,7 +283,7 @@ impl Members {
                     job: session.job,
                     ..Notice::default()
                 });
-                self.hear_waits(id, cx);
+                self.look_at_work(id, cx);
             }
             Said::Training(said) => {
                 let (session_id, job) = (session.id, session.job);

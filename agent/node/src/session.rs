@@ -3,16 +3,17 @@
 use crate::clock::ProcessClock;
 use crate::file::{File, Files};
 use crate::journal::Place;
-use crate::kinds::{Process, Role};
+use crate::kinds::{Level, Process, Role};
 use crate::message::memory::Blocker;
 use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
 use crate::page::{Activity, PageRef};
 use crate::ports::Outbox;
+use crate::request::Settings;
 use crate::task::Before;
 use crate::work::{Totals, Work};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use tidegate_abi::page::DEVICES;
+use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES};
 use tidegate_policy::fair::Gives;
 use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
 
@@ -133,6 +134,8 @@ pub struct Slot {
     pub suspect: u32,
     /// Without a page: the launch gate as last told, closed or not.
     pub gate: Option<bool>,
+    /// Launches of an online process as last looked at, and when they had grown, ns.
+    pub launched: (u64, u64),
     /// Launches it had made before this session.
     pub launched_before: u64,
     /// Memory made for a KV cache that is not registered, as last told.
@@ -351,6 +354,35 @@ impl Session {
     pub fn gpus(&self) -> impl Iterator<Item = GpuId> {
         let devices = self.slots.iter().filter_map(|slot| slot.gpu);
         devices.chain(self.channels.iter().filter_map(|held| held.gpu))
+    }
+
+    /// Whether it counts among the processes of other jobs: it has shown that a channel is its own, or where no channel is
+    /// touched that a file is the driver's. Else every process without a GPU would have a part of each.
+    pub(crate) fn counts(&self, settings: &Settings) -> bool {
+        if settings.believe_unproven {
+            return true;
+        }
+        if settings.level == Level::L5 || settings.mps {
+            return matches!(self.files.control, Control::Known(_));
+        }
+        let proven = |held: &Held| {
+            let client = self.clients.get(&held.channel.client);
+            matches!(client, Some(Client::Own(_)))
+        };
+        self.channels.iter().any(proven)
+    }
+
+    /// The GPU on which it is busy and has not launched anything for longest, and since when, ns.
+    pub fn busy_for_nothing(&self) -> Option<(GpuId, u64)> {
+        let busy = self
+            .slots
+            .iter()
+            .filter(|slot| slot.seen.word & ACTIVITY_BUSY != 0);
+        let since = busy.filter_map(|slot| {
+            let since = slot.seen.busy_since_ns.max(slot.launched.1);
+            Some((slot.gpu?, since))
+        });
+        since.min_by_key(|(_, since)| *since)
     }
 
     /// What it has on `gpu` that orders reach: managed channels, or else its launches.

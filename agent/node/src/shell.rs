@@ -394,6 +394,7 @@ impl Shell {
         let Some(job) = self.members.get(id).and_then(|session| session.job) else {
             return;
         };
+        self.members.look_at_work(id, &mut context!(self));
         if gpus.is_empty() {
             return;
         }

@@ -85,3 +85,44 @@ fn a_process_that_cannot_say_counts_as_having_work() {
     together.enabled(both, 100);
     assert_eq!(both.map(|own| together.asked(own)), [Duration::ZERO; 2]);
 }
+
+/// P-FAIR-23: who has no channel of its own has no turn beside one that has, however busy it says it is.
+#[test]
+fn processes_without_a_channel_cost_an_honest_job_nothing() {
+    for says_work in [true, false] {
+        let mut rig = rig(FairMode::Turns);
+        let honest = rig.attach(Role::Offline, "honest");
+        rig.edge(honest, 0, true, 0);
+        (rig.has_channels, rig.library.says_work) = (false, says_work);
+        for nth in 0..10 {
+            let liar = rig.attach(Role::Offline, &format!("liar {nth}"));
+            rig.edge(liar, 0, true, 0);
+        }
+        assert_eq!(rig.enabled([honest], 1_000), [1_000], "{says_work}");
+        (rig.has_channels, rig.library.says_work) = (true, true);
+        let second = rig.attach(Role::Offline, "second");
+        rig.edge(second, 0, true, 0);
+        let on = rig.enabled([honest, second], 1_000);
+        assert!(on[0].abs_diff(on[1]) <= 2 * TURN_MS, "{on:?}");
+    }
+}
+
+/// P-SECURITY-25: who keeps offline away without any work is told apart from who launches.
+#[test]
+fn an_online_process_that_launches_nothing_is_busy_for_nothing() {
+    let mut rig = rig(FairMode::Turns);
+    let online = rig.attach(Role::Online, "");
+    let since = |rig: &Rig| {
+        let own = rig.shell.members().get(online)?;
+        own.busy_for_nothing().map(|(_, since)| since)
+    };
+    assert_eq!(since(&rig), None, "it is idle");
+    rig.edge(online, 0, true, 5);
+    rig.enabled([], 200);
+    let begun = since(&rig).expect("it is busy");
+    rig.enabled([], 500);
+    assert_eq!(since(&rig), Some(begun));
+    rig.launch(online, 0);
+    rig.enabled([], 200);
+    assert!(since(&rig) > Some(begun), "it has launched");
+}

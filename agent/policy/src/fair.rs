@@ -340,6 +340,8 @@ impl Fair {
             account.open = claim.open;
             account.idle_since = match (claim.wants, account.idle_since) {
                 (true, _) => None,
+                // Without a GPU it has done nothing that might go on.
+                (false, None) if account.gpus.is_empty() => Some(Instant::default()),
                 (false, since) => Some(since.unwrap_or(now)),
             };
             account.wants = account

@@ -29,6 +29,9 @@ use tidegate_proto::v1;
 /// Launches that wait for so long at an open gate are not just about to pass.
 const HELD_UP_NS: u64 = 1_000_000_000;
 
+/// A process that is busy for so long without a launch is marked.
+const BUSY_FOR_NOTHING_NS: u64 = 10_000_000_000;
+
 /// What does not change while an agent lives.
 #[derive(Clone, Debug, Default)]
 pub struct About {
@@ -545,9 +548,25 @@ impl<'a> View<'a> {
         status
     }
 
+    /// On which GPU an online process has long been busy without a launch. It may wait for its work, or only pretend to
+    /// have some: either way offline waits for it.
+    fn busy_for_nothing(&self, session: &Session) -> Option<String> {
+        let (gpu, since) = session.busy_for_nothing().filter(|_| session.is_online())?;
+        let busy = self.shell.now_ns().saturating_sub(since);
+        (busy >= BUSY_FOR_NOTHING_NS).then(|| {
+            format!(
+                "busy on GPU {} for {} without a launch: offline waits for it",
+                gpu.0,
+                span(busy)
+            )
+        })
+    }
+
     pub(super) fn process(&self, session: &Session) -> v1::ProcessStatus {
         let clock = session.clock.text().unwrap_or_default();
+        let busy = self.busy_for_nothing(session).unwrap_or_default();
         let notes = [
+            (true, busy.as_str()),
             (true, session.asked.refused.as_str()),
             (true, session.note.as_str()),
             (true, clock.as_str()),

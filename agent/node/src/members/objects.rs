@@ -201,6 +201,7 @@ impl Members {
             }
             self.ask_about(id, client, cx);
         }
+        self.look_at_work(id, cx);
     }
 
     /// The client is the session's: its channels are managed from here on.

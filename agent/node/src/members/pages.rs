@@ -158,8 +158,14 @@ impl Members {
                     at: Instant::from_nanos(cx.now),
                 });
             }
-            for (slot, words) in session.slots.iter_mut().zip(&page.devices) {
+            for (at, (slot, words)) in session.slots.iter_mut().zip(&page.devices).enumerate() {
                 let Some(gpu) = slot.gpu else { continue };
+                if session.role == Role::Online {
+                    let launches = page.launches(at);
+                    if launches != slot.launched.0 {
+                        slot.launched = (launches, cx.now);
+                    }
+                }
                 let suspect = words.suspect.load(Ordering::Relaxed);
                 let suspect = u32::try_from(suspect).unwrap_or(u32::MAX);
                 if suspect != slot.suspect {

@@ -2,13 +2,14 @@
 //!
 //! The page tells: a device is busy while something that was launched on it has not ended, whether it may run or not.
 //! A launch that waits on the gate is work, too. A process that cannot say counts as having some: one with a library
-//! that does not look, without a page, or without a device so far.
+//! that does not look, without a page, or without a device so far. One that does not count among others
+//! ([`Session::counts`]) has none, whatever it says.
 
 use super::Members;
 use super::pages::RANG;
 use crate::kinds::Role;
 use crate::page::Activity;
-use crate::request::Context;
+use crate::request::{Context, Settings};
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::ACTIVITY_BUSY;
@@ -19,7 +20,10 @@ use tidegate_policy::ids::{JobId, SessionId};
 const LOOKS_EVERY_NS: u64 = 5_000_000;
 
 /// Whether it has work, or cannot say.
-fn works(session: &Session) -> bool {
+fn works(session: &Session, settings: &Settings) -> bool {
+    if !session.counts(settings) {
+        return false;
+    }
     if !session.state.asked || session.state.waits.is_some() {
         return true;
     }
@@ -33,7 +37,7 @@ fn works(session: &Session) -> bool {
 /// Looks at its page, and tells policy what has changed.
 fn tell(session: &mut Session, cx: &mut Context<'_>) {
     read(session);
-    let works = works(session);
+    let works = works(session, cx.settings);
     if works == session.state.rests {
         session.state.rests = !works;
         cx.step(Event::Works {
@@ -74,9 +78,10 @@ impl Members {
         }
     }
 
-    /// Launches of a process wait on the gate, or no longer.
-    pub(super) fn hear_waits(&mut self, id: u64, cx: &mut Context<'_>) {
-        if let Some(session) = self.sessions.get_mut(&id) {
+    /// Launches of a process wait on the gate, or it counts among others, or no longer.
+    pub(crate) fn look_at_work(&mut self, id: u64, cx: &mut Context<'_>) {
+        let session = self.sessions.get_mut(&id);
+        if let Some(session) = session.filter(|session| session.role == Role::Offline) {
             tell(session, cx);
         }
     }

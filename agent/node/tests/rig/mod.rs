@@ -212,6 +212,8 @@ pub struct Rig {
     pub library: Library,
     /// Those that attach say at once which GPUs they use.
     pub names_devices: bool,
+    /// Offline processes have a channel on each GPU that they use.
+    pub has_channels: bool,
     /// Those that attach use these GPUs.
     pub uses: Vec<usize>,
     /// The clock of all processes.
@@ -302,6 +304,7 @@ impl Rig {
             meanwhile,
             library: Library::default(),
             names_devices: true,
+            has_channels: true,
             uses: (0..gpus).collect(),
             clock: ProcessClock::default(),
         }
@@ -362,7 +365,7 @@ impl Rig {
         if self.names_devices {
             self.name_devices(session);
         }
-        if role == Role::Offline {
+        if role == Role::Offline && self.has_channels {
             let client = client(session);
             let channel = |gpu: usize| Channel {
                 client,
@@ -452,6 +455,12 @@ impl Rig {
         words.activity.store(next | state, Ordering::Release);
         page.process.prober_ns.store(now, Ordering::Relaxed);
         page.process.doorbell.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// An online process launches something more on a device that is busy.
+    pub fn launch(&self, session: u64, gpu: usize) {
+        let words = &self.pages[session as usize - 1].devices[gpu];
+        words.total.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many of so many milliseconds a channel of each session was enabled, by the issue threads' own list.
