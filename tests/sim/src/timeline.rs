@@ -158,12 +158,28 @@ fn write_line(f: &mut fmt::Formatter<'_>, line: &Line, zero: u64, tail: &str) ->
     let mark = if line.who == Who::Judge { ">>>" } else { "" };
     let what = match line.who {
         Who::Event | Who::Effect => plain(&line.what, zero),
-        _ => line.what.clone(),
+        _ => channels(&line.what),
     };
     let (at, who) = (millis(line.at_ns - zero), line.who.name());
     let colon = if line.whom.is_empty() { "" } else { ": " };
     let whom = &line.whom;
     writeln!(f, "{mark:3} {at:>9}  {who:<8}  {whom}{colon}{what}{tail}")
+}
+
+/// What `{:?}` says of channels, shorter: channel 3, or 3.1 where it is the second in the place of one that is gone.
+fn channels(text: &str) -> String {
+    const BEGIN: &str = "ChannelId(Key { index: ";
+    let mut parts = text.split(BEGIN);
+    let mut short = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let ended = part.split_once(" })");
+        match ended.and_then(|(key, after)| Some((key.split_once(", generation: ")?, after))) {
+            Some(((index, "0"), after)) => short += &format!("channel {index}{after}"),
+            Some(((index, again), after)) => short += &format!("channel {index}.{again}{after}"),
+            None => short += &format!("{BEGIN}{part}"),
+        }
+    }
+    short
 }
 
 fn millis(ns: u64) -> String {
@@ -223,6 +239,16 @@ mod tests {
                 "        2.000  device    GPU 0: a kernel ends",
                 "        8.000  schedule  the agent is killed",
             ]
+        );
+    }
+
+    #[test]
+    fn channels_are_named_in_short() {
+        let list = "[ChannelId(Key { index: 3, generation: 0 }), ChannelId(Key { index: 4, generation: 2 })] of GPU 0";
+        assert_eq!(channels(list), "[channel 3, channel 4.2] of GPU 0");
+        assert_eq!(
+            channels("ChannelId(Key { index: 3"),
+            "ChannelId(Key { index: 3"
         );
     }
 
