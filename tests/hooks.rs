@@ -1,6 +1,8 @@
 //! Every way to the driver leads through the library, and whoever takes none of them is left alone.
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeSet;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::process::Command;
 
@@ -26,15 +28,13 @@ fn exported(library: &Path) -> BTreeSet<String> {
 /// The rows of the table: symbol, class, first version.
 fn rows() -> Vec<(String, String, u32)> {
     let path = built("libtidegate.so");
-    let path = std::ffi::CString::new(path.to_str().expect("a path in UTF-8")).expect("no NUL");
     // SAFETY: the library has no constructors that act, and stays open; the function takes nothing
     // and returns a C string that lives as long.
     let text = unsafe {
-        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
-        assert!(!library.is_null(), "libtidegate.so cannot be opened");
-        let hooks = libc::dlsym(library, c"tidegate_hooks".as_ptr());
-        assert!(!hooks.is_null());
-        let hooks: extern "C" fn() -> *const libc::c_char = std::mem::transmute(hooks);
+        let library = Library::open(Some(path), RTLD_NOW | RTLD_LOCAL);
+        let library = ManuallyDrop::new(library.expect("libtidegate.so can be opened"));
+        let hooks = library.get::<extern "C" fn() -> *const libc::c_char>("tidegate_hooks");
+        let hooks = hooks.expect("it has the function");
         std::ffi::CStr::from_ptr(hooks())
             .to_string_lossy()
             .into_owned()

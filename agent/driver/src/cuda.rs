@@ -23,5 +23,5 @@ mod memory;
 
 pub use context::{Cuda, Launch};
 pub use green::Green;
-pub use library::{CudaError, Handle, symbol};
+pub use library::{CudaError, Handle, function};
 pub use memory::Counter;

@@ -5,10 +5,11 @@
 //! `ready` makes for it while the channels still run.
 
 use crate::clock::now_ns;
+use crate::sizes;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{from_mut, null, null_mut};
 use tidegate_abi::cuda::CUresult;
-use tidegate_driver::cuda::{Cuda, CudaError, Handle, Launch, symbol};
+use tidegate_driver::cuda::{Cuda, CudaError, Handle, Launch, function};
 use tidegate_driver::kernels::{Kernels, PTX};
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
@@ -103,12 +104,16 @@ pub struct Scene {
     other: u64,
 }
 
-/// Makes one call; nanoseconds it took. What is not finished yet is an answer like another.
+/// Makes one call, whose parameters have the sizes that cudarc gives them; nanoseconds it took. What is not finished yet is an answer like another.
 macro_rules! call {
-    ($name:literal ( $($ty:ty = $value:expr),* $(,)? )) => {{
-        let at = symbol($name)?;
+    ($name:ident ( $($ty:ty = $value:expr),* $(,)? )) => {{
+        type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
+        const {
+            let theirs = cudarc::driver::sys::$name as unsafe fn($(sizes::any_of!($ty)),*) -> _;
+            assert!(sizes::same(sizes::of::<Function>(), sizes::of_value(theirs)), stringify!($name));
+        }
         // SAFETY: the driver's function of this name has these parameters in cuda.h.
-        let function: unsafe extern "C" fn($($ty),*) -> CUresult = unsafe { std::mem::transmute(at) };
+        let function = unsafe { function::<Function>(stringify!($name)) }?;
         let start = now_ns();
         // SAFETY: handles are the driver's own, addresses are of memory that the scene keeps, pointers are
         // to memory that lives through the call.
@@ -117,7 +122,7 @@ macro_rules! call {
         if result.is_ok() || result == CUresult::NOT_READY {
             Ok(ns)
         } else {
-            Err(CudaError::Call { call: $name, code: result.0 })
+            Err(CudaError::Call { call: stringify!($name), code: result.0 })
         }
     }};
 }
@@ -171,58 +176,58 @@ struct LaunchConfig {
 extern "C" fn host_function(_: Pointer) {}
 
 rows! {
-    Waiter "cuStreamSynchronize, busy" => |s| call!("cuStreamSynchronize"(Handle = s.busy));
-    Waiter "cuStreamSynchronize, idle" => |s| call!("cuStreamSynchronize"(Handle = s.idle));
-    Waiter "cuEventSynchronize" => |s| call!("cuEventSynchronize"(Handle = s.event));
-    Waiter "cuCtxSynchronize" => |_| call!("cuCtxSynchronize"());
-    Query "cuStreamQuery, busy" => |s| call!("cuStreamQuery"(Handle = s.busy));
-    Query "cuStreamQuery, idle" => |s| call!("cuStreamQuery"(Handle = s.idle));
-    Query "cuEventQuery" => |s| call!("cuEventQuery"(Handle = s.event));
+    Waiter "cuStreamSynchronize, busy" => |s| call!(cuStreamSynchronize(Handle = s.busy));
+    Waiter "cuStreamSynchronize, idle" => |s| call!(cuStreamSynchronize(Handle = s.idle));
+    Waiter "cuEventSynchronize" => |s| call!(cuEventSynchronize(Handle = s.event));
+    Waiter "cuCtxSynchronize" => |_| call!(cuCtxSynchronize());
+    Query "cuStreamQuery, busy" => |s| call!(cuStreamQuery(Handle = s.busy));
+    Query "cuStreamQuery, idle" => |s| call!(cuStreamQuery(Handle = s.idle));
+    Query "cuEventQuery" => |s| call!(cuEventQuery(Handle = s.event));
     Query "cuEventElapsedTime" => |s| {
         let mut ms = 0_f32;
-        call!("cuEventElapsedTime"(*mut f32 = &raw mut ms, Handle = s.past[0], Handle = s.past[1]))
+        call!(cuEventElapsedTime(*mut f32 = &raw mut ms, Handle = s.past[0], Handle = s.past[1]))
     };
     Query "cuMemGetInfo_v2" => |_| {
         let (mut free, mut total) = (0_usize, 0_usize);
-        call!("cuMemGetInfo_v2"(*mut usize = &raw mut free, *mut usize = &raw mut total))
+        call!(cuMemGetInfo_v2(*mut usize = &raw mut free, *mut usize = &raw mut total))
     };
     Query "cuMemGetAddressRange_v2" => |s| {
         let (mut base, mut bytes) = (0_u64, 0_usize);
-        call!("cuMemGetAddressRange_v2"(*mut u64 = &raw mut base, *mut usize = &raw mut bytes, u64 = s.memory))
+        call!(cuMemGetAddressRange_v2(*mut u64 = &raw mut base, *mut usize = &raw mut bytes, u64 = s.memory))
     };
     Query "cuPointerGetAttribute" => |s| {
         // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         let mut kind = 0_u32;
-        call!("cuPointerGetAttribute"(Pointer = from_mut(&mut kind).cast(), c_int = 2, u64 = s.memory))
+        call!(cuPointerGetAttribute(Pointer = from_mut(&mut kind).cast(), c_int = 2, u64 = s.memory))
     };
     Query "cuMemHostGetDevicePointer_v2" => |s| {
         let mut at = 0_u64;
-        call!("cuMemHostGetDevicePointer_v2"(*mut u64 = &raw mut at, Pointer = s.pinned as Pointer, c_uint = 0))
+        call!(cuMemHostGetDevicePointer_v2(*mut u64 = &raw mut at, Pointer = s.pinned as Pointer, c_uint = 0))
     };
     Query "cuMemGetAllocationGranularity" => |s| {
         let (mut bytes, properties) = (0_usize, s.properties(0));
-        call!("cuMemGetAllocationGranularity"(*mut usize = &raw mut bytes, *const Properties = &raw const properties, c_int = 0))
+        call!(cuMemGetAllocationGranularity(*mut usize = &raw mut bytes, *const Properties = &raw const properties, c_int = 0))
     };
     Query "cuDeviceGetAttribute" => |s| {
         let mut value = 0;
-        call!("cuDeviceGetAttribute"(*mut c_int = &raw mut value, c_int = 16, c_int = s.device))
+        call!(cuDeviceGetAttribute(*mut c_int = &raw mut value, c_int = 16, c_int = s.device))
     };
     Query "cuFuncGetAttribute" => |s| {
         let mut value = 0;
-        call!("cuFuncGetAttribute"(*mut c_int = &raw mut value, c_int = 0, Handle = s.kernels.spin))
+        call!(cuFuncGetAttribute(*mut c_int = &raw mut value, c_int = 0, Handle = s.kernels.spin))
     };
     Query "cuOccupancyMaxActiveBlocksPerMultiprocessor" => |s| {
         let mut value = 0;
-        call!("cuOccupancyMaxActiveBlocksPerMultiprocessor"(*mut c_int = &raw mut value, Handle = s.kernels.spin, c_int = 256, usize = 0))
+        call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int = &raw mut value, Handle = s.kernels.spin, c_int = 256, usize = 0))
     };
     Query "cuStreamGetPriority" => |s| {
         let mut value = 0;
-        call!("cuStreamGetPriority"(Handle = s.busy, *mut c_int = &raw mut value))
+        call!(cuStreamGetPriority(Handle = s.busy, *mut c_int = &raw mut value))
     };
 
-    Launch "cuEventRecord, busy" => |s| call!("cuEventRecord"(Handle = s.spare as Handle, Handle = s.busy));
+    Launch "cuEventRecord, busy" => |s| call!(cuEventRecord(Handle = s.spare as Handle, Handle = s.busy));
     Launch "cuStreamWaitEvent" [Scene::fresh_stream] => |s|
-        call!("cuStreamWaitEvent"(Handle = s.spare as Handle, Handle = s.event, c_uint = 0));
+        call!(cuStreamWaitEvent(Handle = s.spare as Handle, Handle = s.event, c_uint = 0));
     Launch "cuLaunchKernel, busy" => |s| s.launch(s.busy);
     Launch "cuLaunchKernel, idle" [Scene::fresh_stream] => |s| s.launch(s.spare as Handle);
     Launch "cuLaunchKernel, default stream" => |s| s.launch(0);
@@ -230,134 +235,134 @@ rows! {
         let (ns, tag) = (0_u64, 0_u64);
         let mut arguments = [(&raw const ns) as Pointer, (&raw const tag) as Pointer];
         let config = LaunchConfig { sizes: [1, 1, 1, 1, 1, 1, 0], stream: s.busy, attributes: 0, count: 0 };
-        call!("cuLaunchKernelEx"(*const LaunchConfig = &raw const config, Handle = s.kernels.spin, *mut Pointer = arguments.as_mut_ptr(), Pointer = null_mut()))
+        call!(cuLaunchKernelEx(*const LaunchConfig = &raw const config, Handle = s.kernels.spin, *mut Pointer = arguments.as_mut_ptr(), Pointer = null_mut()))
     };
     Launch "cuLaunchCooperativeKernel" => |s| {
         let (ns, tag) = (0_u64, 0_u64);
         let mut arguments = [(&raw const ns) as Pointer, (&raw const tag) as Pointer];
-        call!("cuLaunchCooperativeKernel"(Handle = s.kernels.spin, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 0, Handle = s.busy, *mut Pointer = arguments.as_mut_ptr()))
+        call!(cuLaunchCooperativeKernel(Handle = s.kernels.spin, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 1, c_uint = 0, Handle = s.busy, *mut Pointer = arguments.as_mut_ptr()))
     };
     Launch "cuLaunchHostFunc" => |s|
-        call!("cuLaunchHostFunc"(Handle = s.busy, extern "C" fn(Pointer) = host_function, Pointer = null_mut()));
-    Launch "cuGraphLaunch, busy" => |s| call!("cuGraphLaunch"(Handle = s.exec, Handle = s.busy));
-    Launch "cuGraphLaunch, idle" [Scene::fresh_stream] => |s| call!("cuGraphLaunch"(Handle = s.exec, Handle = s.spare as Handle));
-    Launch "cuGraphUpload" [Scene::fresh_stream] => |s| call!("cuGraphUpload"(Handle = s.exec, Handle = s.spare as Handle));
-    Launch "cuStreamWriteValue32_v2" => |s| call!("cuStreamWriteValue32_v2"(Handle = s.busy, u64 = s.memory, u32 = 1, c_uint = 0));
+        call!(cuLaunchHostFunc(Handle = s.busy, extern "C" fn(Pointer) = host_function, Pointer = null_mut()));
+    Launch "cuGraphLaunch, busy" => |s| call!(cuGraphLaunch(Handle = s.exec, Handle = s.busy));
+    Launch "cuGraphLaunch, idle" [Scene::fresh_stream] => |s| call!(cuGraphLaunch(Handle = s.exec, Handle = s.spare as Handle));
+    Launch "cuGraphUpload" [Scene::fresh_stream] => |s| call!(cuGraphUpload(Handle = s.exec, Handle = s.spare as Handle));
+    Launch "cuStreamWriteValue32_v2" => |s| call!(cuStreamWriteValue32_v2(Handle = s.busy, u64 = s.memory, u32 = 1, c_uint = 0));
     Launch "cuMemcpyHtoDAsync_v2, pinned" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyHtoDAsync_v2"(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB, Handle = s.spare as Handle));
     Copy "cuMemcpyHtoDAsync_v2, pageable 4 KiB" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyHtoDAsync_v2"(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB, Handle = s.spare as Handle));
     Copy "cuMemcpyHtoDAsync_v2, pageable 1 MiB" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyHtoDAsync_v2"(u64 = s.memory, Pointer = s.page(), usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.page(), usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyDtoHAsync_v2, pinned" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyDtoHAsync_v2"(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoHAsync_v2(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
     Copy "cuMemcpyDtoHAsync_v2, pageable" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyDtoHAsync_v2"(Pointer = s.page(), u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoHAsync_v2(Pointer = s.page(), u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyDtoDAsync_v2" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyDtoDAsync_v2"(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoDAsync_v2(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyAsync" [Scene::fresh_stream] => |s|
-        call!("cuMemcpyAsync"(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyAsync(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemsetD8Async" [Scene::fresh_stream] => |s|
-        call!("cuMemsetD8Async"(u64 = s.memory, u8 = 0, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemsetD8Async(u64 = s.memory, u8 = 0, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemsetD32Async" [Scene::fresh_stream] => |s|
-        call!("cuMemsetD32Async"(u64 = s.memory, c_uint = 0, usize = KIB, Handle = s.spare as Handle));
+        call!(cuMemsetD32Async(u64 = s.memory, c_uint = 0, usize = KIB, Handle = s.spare as Handle));
     Launch "cuMemsetD2D8Async" [Scene::fresh_stream] => |s|
-        call!("cuMemsetD2D8Async"(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8, Handle = s.spare as Handle));
+        call!(cuMemsetD2D8Async(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8, Handle = s.spare as Handle));
 
-    Copy "cuMemcpyHtoD_v2, pageable 4 KiB" => |s| call!("cuMemcpyHtoD_v2"(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB));
-    Copy "cuMemcpyHtoD_v2, pageable 1 MiB" => |s| call!("cuMemcpyHtoD_v2"(u64 = s.memory, Pointer = s.page(), usize = MIB));
-    Copy "cuMemcpyHtoD_v2, pinned" => |s| call!("cuMemcpyHtoD_v2"(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB));
-    Copy "cuMemcpyDtoH_v2, pageable" => |s| call!("cuMemcpyDtoH_v2"(Pointer = s.page(), u64 = s.memory, usize = MIB));
-    Copy "cuMemcpyDtoH_v2, pinned" => |s| call!("cuMemcpyDtoH_v2"(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB));
-    Copy "cuMemcpyDtoD_v2" => |s| call!("cuMemcpyDtoD_v2"(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
-    Copy "cuMemcpy" => |s| call!("cuMemcpy"(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
-    Copy "cuMemsetD8_v2" => |s| call!("cuMemsetD8_v2"(u64 = s.memory, u8 = 0, usize = MIB));
-    Copy "cuMemsetD16_v2" => |s| call!("cuMemsetD16_v2"(u64 = s.memory, u16 = 0, usize = KIB));
-    Copy "cuMemsetD32_v2" => |s| call!("cuMemsetD32_v2"(u64 = s.memory, c_uint = 0, usize = KIB));
-    Copy "cuMemsetD2D8_v2" => |s| call!("cuMemsetD2D8_v2"(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8));
+    Copy "cuMemcpyHtoD_v2, pageable 4 KiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB));
+    Copy "cuMemcpyHtoD_v2, pageable 1 MiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.page(), usize = MIB));
+    Copy "cuMemcpyHtoD_v2, pinned" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB));
+    Copy "cuMemcpyDtoH_v2, pageable" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.page(), u64 = s.memory, usize = MIB));
+    Copy "cuMemcpyDtoH_v2, pinned" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB));
+    Copy "cuMemcpyDtoD_v2" => |s| call!(cuMemcpyDtoD_v2(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
+    Copy "cuMemcpy" => |s| call!(cuMemcpy(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
+    Copy "cuMemsetD8_v2" => |s| call!(cuMemsetD8_v2(u64 = s.memory, u8 = 0, usize = MIB));
+    Copy "cuMemsetD16_v2" => |s| call!(cuMemsetD16_v2(u64 = s.memory, u16 = 0, usize = KIB));
+    Copy "cuMemsetD32_v2" => |s| call!(cuMemsetD32_v2(u64 = s.memory, c_uint = 0, usize = KIB));
+    Copy "cuMemsetD2D8_v2" => |s| call!(cuMemsetD2D8_v2(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8));
 
-    Memory "cuMemAlloc_v2, 4 KiB" => |s| call!("cuMemAlloc_v2"(*mut u64 = &raw mut s.spare, usize = 4 * KIB));
-    Memory "cuMemAlloc_v2, 64 MiB" => |s| call!("cuMemAlloc_v2"(*mut u64 = &raw mut s.spare, usize = 64 * MIB));
-    Memory "cuMemFree_v2" [Scene::fresh_memory] => |s| call!("cuMemFree_v2"(u64 = s.spare));
+    Memory "cuMemAlloc_v2, 4 KiB" => |s| call!(cuMemAlloc_v2(*mut u64 = &raw mut s.spare, usize = 4 * KIB));
+    Memory "cuMemAlloc_v2, 64 MiB" => |s| call!(cuMemAlloc_v2(*mut u64 = &raw mut s.spare, usize = 64 * MIB));
+    Memory "cuMemFree_v2" [Scene::fresh_memory] => |s| call!(cuMemFree_v2(u64 = s.spare));
     Memory "cuMemAllocPitch_v2" => |s|
-        call!("cuMemAllocPitch_v2"(*mut u64 = &raw mut s.spare, *mut u64 = &raw mut s.other, usize = 256, usize = 16, c_uint = 4));
-    Memory "cuMemHostAlloc" => |s| call!("cuMemHostAlloc"(*mut u64 = &raw mut s.spare, usize = MIB, c_uint = 3));
-    Memory "cuMemAllocHost_v2" => |s| call!("cuMemAllocHost_v2"(*mut u64 = &raw mut s.spare, usize = MIB));
-    Memory "cuMemFreeHost" [Scene::fresh_host] => |s| call!("cuMemFreeHost"(u64 = s.spare));
-    Memory "cuMemHostRegister_v2" => |s| call!("cuMemHostRegister_v2"(Pointer = s.aligned(), usize = MIB, c_uint = 0));
-    Memory "cuMemHostUnregister" [Scene::registered] => |s| call!("cuMemHostUnregister"(Pointer = s.aligned()));
-    Memory "cuMemAllocAsync" => |s| call!("cuMemAllocAsync"(*mut u64 = &raw mut s.spare, usize = MIB, Handle = s.busy));
-    Memory "cuMemFreeAsync" [Scene::fresh_pooled] => |s| call!("cuMemFreeAsync"(u64 = s.spare, Handle = s.busy));
+        call!(cuMemAllocPitch_v2(*mut u64 = &raw mut s.spare, *mut u64 = &raw mut s.other, usize = 256, usize = 16, c_uint = 4));
+    Memory "cuMemHostAlloc" => |s| call!(cuMemHostAlloc(*mut u64 = &raw mut s.spare, usize = MIB, c_uint = 3));
+    Memory "cuMemAllocHost_v2" => |s| call!(cuMemAllocHost_v2(*mut u64 = &raw mut s.spare, usize = MIB));
+    Memory "cuMemFreeHost" [Scene::fresh_host] => |s| call!(cuMemFreeHost(u64 = s.spare));
+    Memory "cuMemHostRegister_v2" => |s| call!(cuMemHostRegister_v2(Pointer = s.aligned(), usize = MIB, c_uint = 0));
+    Memory "cuMemHostUnregister" [Scene::registered] => |s| call!(cuMemHostUnregister(Pointer = s.aligned()));
+    Memory "cuMemAllocAsync" => |s| call!(cuMemAllocAsync(*mut u64 = &raw mut s.spare, usize = MIB, Handle = s.busy));
+    Memory "cuMemFreeAsync" [Scene::fresh_pooled] => |s| call!(cuMemFreeAsync(u64 = s.spare, Handle = s.busy));
     Memory "cuMemAllocFromPoolAsync" [Scene::fresh_stream] => |s|
-        call!("cuMemAllocFromPoolAsync"(*mut u64 = &raw mut s.other, usize = MIB, Handle = s.pool, Handle = s.spare as Handle));
+        call!(cuMemAllocFromPoolAsync(*mut u64 = &raw mut s.other, usize = MIB, Handle = s.pool, Handle = s.spare as Handle));
     Memory "cuMemPoolCreate" => |s| {
         let properties = s.pool_properties();
-        call!("cuMemPoolCreate"(*mut u64 = &raw mut s.spare, *const PoolProperties = &raw const properties))
+        call!(cuMemPoolCreate(*mut u64 = &raw mut s.spare, *const PoolProperties = &raw const properties))
     };
-    Memory "cuMemPoolTrimTo" => |s| call!("cuMemPoolTrimTo"(Handle = s.pool, usize = 0));
-    Memory "cuMemPoolDestroy" [Scene::fresh_pool] => |s| call!("cuMemPoolDestroy"(Handle = s.spare as Handle));
+    Memory "cuMemPoolTrimTo" => |s| call!(cuMemPoolTrimTo(Handle = s.pool, usize = 0));
+    Memory "cuMemPoolDestroy" [Scene::fresh_pool] => |s| call!(cuMemPoolDestroy(Handle = s.spare as Handle));
     Memory "cuIpcGetMemHandle" [Scene::fresh_memory] => |s| {
         let mut handle = [0_u64; 8];
-        call!("cuIpcGetMemHandle"(Pointer = handle.as_mut_ptr().cast(), u64 = s.spare))
+        call!(cuIpcGetMemHandle(Pointer = handle.as_mut_ptr().cast(), u64 = s.spare))
     };
-    Memory "cuDeviceGraphMemTrim" => |s| call!("cuDeviceGraphMemTrim"(c_int = s.device));
+    Memory "cuDeviceGraphMemTrim" => |s| call!(cuDeviceGraphMemTrim(c_int = s.device));
 
-    Vmm "cuMemAddressReserve" => |s| call!("cuMemAddressReserve"(*mut u64 = &raw mut s.spare, usize = 2 * MIB, usize = 0, u64 = 0, u64 = 0));
-    Vmm "cuMemAddressFree" [Scene::fresh_address] => |s| call!("cuMemAddressFree"(u64 = s.spare, usize = 2 * MIB));
+    Vmm "cuMemAddressReserve" => |s| call!(cuMemAddressReserve(*mut u64 = &raw mut s.spare, usize = 2 * MIB, usize = 0, u64 = 0, u64 = 0));
+    Vmm "cuMemAddressFree" [Scene::fresh_address] => |s| call!(cuMemAddressFree(u64 = s.spare, usize = 2 * MIB));
     Vmm "cuMemCreate" => |s| {
         let properties = s.properties(0);
-        call!("cuMemCreate"(*mut u64 = &raw mut s.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
+        call!(cuMemCreate(*mut u64 = &raw mut s.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
     };
-    Vmm "cuMemMap" [Scene::unmapped] => |s| call!("cuMemMap"(u64 = s.reserved, usize = 2 * MIB, usize = 0, u64 = s.handle, u64 = 0));
+    Vmm "cuMemMap" [Scene::unmapped] => |s| call!(cuMemMap(u64 = s.reserved, usize = 2 * MIB, usize = 0, u64 = s.handle, u64 = 0));
     Vmm "cuMemSetAccess" [Scene::mapped] => |s| s.access(s.reserved);
-    Vmm "cuMemUnmap" [Scene::mapped] => |s| call!("cuMemUnmap"(u64 = s.reserved, usize = 2 * MIB));
-    Vmm "cuMemRelease" [Scene::fresh_handle] => |s| call!("cuMemRelease"(u64 = s.spare));
+    Vmm "cuMemUnmap" [Scene::mapped] => |s| call!(cuMemUnmap(u64 = s.reserved, usize = 2 * MIB));
+    Vmm "cuMemRelease" [Scene::fresh_handle] => |s| call!(cuMemRelease(u64 = s.spare));
     Vmm "cuMemRetainAllocationHandle" [Scene::mapped] => |s|
-        call!("cuMemRetainAllocationHandle"(*mut u64 = &raw mut s.spare, u64 = s.reserved));
+        call!(cuMemRetainAllocationHandle(*mut u64 = &raw mut s.spare, u64 = s.reserved));
     Vmm "cuMemExportToShareableHandle" [Scene::exportable] => |s| {
         let mut fd: c_int = -1;
-        call!("cuMemExportToShareableHandle"(Pointer = from_mut(&mut fd).cast(), u64 = s.spare, c_int = DESCRIPTOR, u64 = 0))
+        call!(cuMemExportToShareableHandle(Pointer = from_mut(&mut fd).cast(), u64 = s.spare, c_int = DESCRIPTOR, u64 = 0))
     };
 
-    Stream "cuStreamCreate" => |s| call!("cuStreamCreate"(*mut u64 = &raw mut s.spare, c_uint = NON_BLOCKING));
-    Stream "cuStreamCreateWithPriority" => |s| call!("cuStreamCreateWithPriority"(*mut u64 = &raw mut s.spare, c_uint = NON_BLOCKING, c_int = -1));
-    Stream "cuStreamDestroy_v2, idle" [Scene::fresh_stream] => |s| call!("cuStreamDestroy_v2"(Handle = s.spare as Handle));
-    Stream "cuStreamDestroy_v2, with work" [Scene::working_stream] => |s| call!("cuStreamDestroy_v2"(Handle = s.spare as Handle));
-    Stream "cuEventCreate" => |s| call!("cuEventCreate"(*mut u64 = &raw mut s.spare, c_uint = NO_TIMING));
-    Stream "cuEventDestroy_v2, happened" [Scene::fresh_event] => |s| call!("cuEventDestroy_v2"(Handle = s.spare as Handle));
-    Stream "cuEventDestroy_v2, pending" [Scene::pending_event] => |s| call!("cuEventDestroy_v2"(Handle = s.spare as Handle));
-    Stream "cuStreamBeginCapture_v2" [Scene::fresh_stream] => |s| call!("cuStreamBeginCapture_v2"(Handle = s.spare as Handle, c_int = 2));
+    Stream "cuStreamCreate" => |s| call!(cuStreamCreate(*mut u64 = &raw mut s.spare, c_uint = NON_BLOCKING));
+    Stream "cuStreamCreateWithPriority" => |s| call!(cuStreamCreateWithPriority(*mut u64 = &raw mut s.spare, c_uint = NON_BLOCKING, c_int = -1));
+    Stream "cuStreamDestroy_v2, idle" [Scene::fresh_stream] => |s| call!(cuStreamDestroy_v2(Handle = s.spare as Handle));
+    Stream "cuStreamDestroy_v2, with work" [Scene::working_stream] => |s| call!(cuStreamDestroy_v2(Handle = s.spare as Handle));
+    Stream "cuEventCreate" => |s| call!(cuEventCreate(*mut u64 = &raw mut s.spare, c_uint = NO_TIMING));
+    Stream "cuEventDestroy_v2, happened" [Scene::fresh_event] => |s| call!(cuEventDestroy_v2(Handle = s.spare as Handle));
+    Stream "cuEventDestroy_v2, pending" [Scene::pending_event] => |s| call!(cuEventDestroy_v2(Handle = s.spare as Handle));
+    Stream "cuStreamBeginCapture_v2" [Scene::fresh_stream] => |s| call!(cuStreamBeginCapture_v2(Handle = s.spare as Handle, c_int = 2));
     Stream "cuStreamEndCapture" [Scene::capturing] => |s|
-        call!("cuStreamEndCapture"(Handle = s.spare as Handle, *mut u64 = &raw mut s.other));
-    Stream "cuGraphCreate" => |s| call!("cuGraphCreate"(*mut u64 = &raw mut s.spare, c_uint = 0));
-    Stream "cuGraphInstantiateWithFlags" => |s| call!("cuGraphInstantiateWithFlags"(*mut u64 = &raw mut s.spare, Handle = s.graph, u64 = 0));
-    Stream "cuGraphExecDestroy" [Scene::fresh_exec] => |s| call!("cuGraphExecDestroy"(Handle = s.spare as Handle));
-    Stream "cuGraphDestroy" [Scene::fresh_graph] => |s| call!("cuGraphDestroy"(Handle = s.spare as Handle));
+        call!(cuStreamEndCapture(Handle = s.spare as Handle, *mut u64 = &raw mut s.other));
+    Stream "cuGraphCreate" => |s| call!(cuGraphCreate(*mut u64 = &raw mut s.spare, c_uint = 0));
+    Stream "cuGraphInstantiateWithFlags" => |s| call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut s.spare, Handle = s.graph, u64 = 0));
+    Stream "cuGraphExecDestroy" [Scene::fresh_exec] => |s| call!(cuGraphExecDestroy(Handle = s.spare as Handle));
+    Stream "cuGraphDestroy" [Scene::fresh_graph] => |s| call!(cuGraphDestroy(Handle = s.spare as Handle));
 
-    Module "cuModuleLoadData" => |s| call!("cuModuleLoadData"(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr()));
+    Module "cuModuleLoadData" => |s| call!(cuModuleLoadData(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr()));
     Module "cuModuleLoadDataEx" => |s|
-        call!("cuModuleLoadDataEx"(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut()));
-    Module "cuModuleGetFunction" => |s| call!("cuModuleGetFunction"(*mut u64 = &raw mut s.spare, Handle = s.module, *const c_char = c"tg_count".as_ptr()));
-    Module "cuModuleUnload" [Scene::fresh_module] => |s| call!("cuModuleUnload"(Handle = s.spare as Handle));
+        call!(cuModuleLoadDataEx(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut()));
+    Module "cuModuleGetFunction" => |s| call!(cuModuleGetFunction(*mut u64 = &raw mut s.spare, Handle = s.module, *const c_char = c"tg_count".as_ptr()));
+    Module "cuModuleUnload" [Scene::fresh_module] => |s| call!(cuModuleUnload(Handle = s.spare as Handle));
     Module "cuLibraryLoadData" => |s|
-        call!("cuLibraryLoadData"(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr(), Pointer = null_mut(), Pointer = null_mut(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut(), c_uint = 0));
-    Module "cuLibraryUnload" [Scene::fresh_library] => |s| call!("cuLibraryUnload"(Handle = s.spare as Handle));
-    Module "cuFuncSetAttribute" => |s| call!("cuFuncSetAttribute"(Handle = s.kernels.spin, c_int = 8, c_int = 0));
-    Module "cuFuncLoad" => |s| call!("cuFuncLoad"(Handle = s.kernels.sms));
+        call!(cuLibraryLoadData(*mut u64 = &raw mut s.spare, *const c_char = PTX.as_ptr(), Pointer = null_mut(), Pointer = null_mut(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut(), c_uint = 0));
+    Module "cuLibraryUnload" [Scene::fresh_library] => |s| call!(cuLibraryUnload(Handle = s.spare as Handle));
+    Module "cuFuncSetAttribute" => |s| call!(cuFuncSetAttribute(Handle = s.kernels.spin, c_int = 8, c_int = 0));
+    Module "cuFuncLoad" => |s| call!(cuFuncLoad(Handle = s.kernels.sms));
 
-    Context "cuCtxSetCurrent" => |s| call!("cuCtxSetCurrent"(Handle = s.context));
+    Context "cuCtxSetCurrent" => |s| call!(cuCtxSetCurrent(Handle = s.context));
     Context "cuCtxGetLimit" => |_| {
         let mut bytes = 0_usize;
-        call!("cuCtxGetLimit"(*mut usize = &raw mut bytes, c_int = STACK))
+        call!(cuCtxGetLimit(*mut usize = &raw mut bytes, c_int = STACK))
     };
-    Context "cuCtxSetLimit, stack" => |_| call!("cuCtxSetLimit"(c_int = STACK, usize = 16 * KIB));
-    Context "cuCtxSetLimit, printf" => |_| call!("cuCtxSetLimit"(c_int = PRINTF, usize = 4 * MIB));
-    Context "cuCtxResetPersistingL2Cache" => |_| call!("cuCtxResetPersistingL2Cache"());
-    Context "cuDevicePrimaryCtxRetain" => |s| call!("cuDevicePrimaryCtxRetain"(*mut u64 = &raw mut s.spare, c_int = s.device));
+    Context "cuCtxSetLimit, stack" => |_| call!(cuCtxSetLimit(c_int = STACK, usize = 16 * KIB));
+    Context "cuCtxSetLimit, printf" => |_| call!(cuCtxSetLimit(c_int = PRINTF, usize = 4 * MIB));
+    Context "cuCtxResetPersistingL2Cache" => |_| call!(cuCtxResetPersistingL2Cache());
+    Context "cuDevicePrimaryCtxRetain" => |s| call!(cuDevicePrimaryCtxRetain(*mut u64 = &raw mut s.spare, c_int = s.device));
     Context "cuDevicePrimaryCtxRelease_v2, not the last" [Scene::retained] => |s|
-        call!("cuDevicePrimaryCtxRelease_v2"(c_int = s.device));
-    Context "cuCtxCreate_v2" => |s| call!("cuCtxCreate_v2"(*mut u64 = &raw mut s.spare, c_uint = 0, c_int = s.device));
-    Context "cuCtxDestroy_v2, another" [Scene::fresh_context] => |s| call!("cuCtxDestroy_v2"(Handle = s.spare as Handle));
+        call!(cuDevicePrimaryCtxRelease_v2(c_int = s.device));
+    Context "cuCtxCreate_v2" => |s| call!(cuCtxCreate_v2(*mut u64 = &raw mut s.spare, c_uint = 0, c_int = s.device));
+    Context "cuCtxDestroy_v2, another" [Scene::fresh_context] => |s| call!(cuCtxDestroy_v2(Handle = s.spare as Handle));
 }
 
 impl Scene {
@@ -472,7 +477,7 @@ impl Scene {
     fn launch(&self, stream: Handle) -> Result<u64> {
         let (ns, tag) = (0_u64, 0_u64);
         let mut arguments = [(&raw const ns) as Pointer, (&raw const tag) as Pointer];
-        call!("cuLaunchKernel"(
+        call!(cuLaunchKernel(
             Handle = self.kernels.spin,
             c_uint = 1, c_uint = 1, c_uint = 1,
             c_uint = 1, c_uint = 1, c_uint = 1,
@@ -486,14 +491,14 @@ impl Scene {
     fn access(&self, at: u64) -> Result<u64> {
         // CUmemAccessDesc: location, then reading and writing.
         let access: [c_int; 3] = [1, self.device, 3];
-        call!("cuMemSetAccess"(u64 = at, usize = 2 * MIB, *const c_int = access.as_ptr(), usize = 1))
+        call!(cuMemSetAccess(u64 = at, usize = 2 * MIB, *const c_int = access.as_ptr(), usize = 1))
     }
 }
 
 /// What single rows use up, into `spare`.
 impl Scene {
     fn fresh_stream(&mut self) -> Result {
-        call!("cuStreamCreate"(*mut u64 = &raw mut self.spare, c_uint = NON_BLOCKING)).map(drop)
+        call!(cuStreamCreate(*mut u64 = &raw mut self.spare, c_uint = NON_BLOCKING)).map(drop)
     }
 
     fn working_stream(&mut self) -> Result {
@@ -510,7 +515,7 @@ impl Scene {
             .iter()
             .map(|one| std::ptr::from_ref(one).cast_mut().cast())
             .collect::<Vec<Pointer>>();
-        call!("cuLaunchKernel"(
+        call!(cuLaunchKernel(
             Handle = spin.function,
             c_uint = 1, c_uint = 1, c_uint = 1,
             c_uint = 1, c_uint = 1, c_uint = 1,
@@ -523,14 +528,14 @@ impl Scene {
     }
 
     fn fresh_event(&mut self) -> Result {
-        call!("cuEventCreate"(*mut u64 = &raw mut self.spare, c_uint = NO_TIMING)).map(drop)
+        call!(cuEventCreate(*mut u64 = &raw mut self.spare, c_uint = NO_TIMING)).map(drop)
     }
 
     fn pending_event(&mut self) -> Result {
         self.working_stream()?;
         let stream = self.spare as Handle;
         self.fresh_event()?;
-        call!("cuEventRecord"(
+        call!(cuEventRecord(
             Handle = self.spare as Handle,
             Handle = stream
         ))
@@ -539,7 +544,7 @@ impl Scene {
 
     fn capturing(&mut self) -> Result {
         self.fresh_stream()?;
-        call!("cuStreamBeginCapture_v2"(
+        call!(cuStreamBeginCapture_v2(
             Handle = self.spare as Handle,
             c_int = 2
         ))
@@ -547,61 +552,57 @@ impl Scene {
     }
 
     fn fresh_memory(&mut self) -> Result {
-        call!("cuMemAlloc_v2"(*mut u64 = &raw mut self.spare, usize = 2 * MIB)).map(drop)
+        call!(cuMemAlloc_v2(*mut u64 = &raw mut self.spare, usize = 2 * MIB)).map(drop)
     }
 
     fn fresh_host(&mut self) -> Result {
-        call!("cuMemHostAlloc"(*mut u64 = &raw mut self.spare, usize = MIB, c_uint = 3)).map(drop)
+        call!(cuMemHostAlloc(*mut u64 = &raw mut self.spare, usize = MIB, c_uint = 3)).map(drop)
     }
 
     fn fresh_pooled(&mut self) -> Result {
-        call!("cuMemAllocAsync"(*mut u64 = &raw mut self.spare, usize = MIB, Handle = self.idle))?;
-        call!("cuStreamSynchronize"(Handle = self.idle)).map(drop)
+        call!(cuMemAllocAsync(*mut u64 = &raw mut self.spare, usize = MIB, Handle = self.idle))?;
+        call!(cuStreamSynchronize(Handle = self.idle)).map(drop)
     }
 
     fn fresh_pool(&mut self) -> Result {
         let properties = self.pool_properties();
-        call!("cuMemPoolCreate"(*mut u64 = &raw mut self.spare, *const PoolProperties = &raw const properties))
+        call!(cuMemPoolCreate(*mut u64 = &raw mut self.spare, *const PoolProperties = &raw const properties))
             .map(drop)
     }
 
     fn registered(&mut self) -> Result {
         let at = self.aligned();
         // Registered already by the row before.
-        let _: Result<u64> = call!("cuMemHostRegister_v2"(
-            Pointer = at,
-            usize = MIB,
-            c_uint = 0
-        ));
+        let _: Result<u64> = call!(cuMemHostRegister_v2(Pointer = at, usize = MIB, c_uint = 0));
         Ok(())
     }
 
     fn fresh_address(&mut self) -> Result {
-        call!("cuMemAddressReserve"(*mut u64 = &raw mut self.spare, usize = 2 * MIB, usize = 0, u64 = 0, u64 = 0))
+        call!(cuMemAddressReserve(*mut u64 = &raw mut self.spare, usize = 2 * MIB, usize = 0, u64 = 0, u64 = 0))
             .map(drop)
     }
 
     fn fresh_handle(&mut self) -> Result {
         let properties = self.properties(0);
-        call!("cuMemCreate"(*mut u64 = &raw mut self.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
+        call!(cuMemCreate(*mut u64 = &raw mut self.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
             .map(drop)
     }
 
     fn exportable(&mut self) -> Result {
         let properties = self.properties(DESCRIPTOR);
-        call!("cuMemCreate"(*mut u64 = &raw mut self.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
+        call!(cuMemCreate(*mut u64 = &raw mut self.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
             .map(drop)
     }
 
     fn unmapped(&mut self) -> Result {
         // Nothing may be there, which is as well.
-        let _: Result<u64> = call!("cuMemUnmap"(u64 = self.reserved, usize = 2 * MIB));
+        let _: Result<u64> = call!(cuMemUnmap(u64 = self.reserved, usize = 2 * MIB));
         Ok(())
     }
 
     fn mapped(&mut self) -> Result {
         self.unmapped()?;
-        call!("cuMemMap"(
+        call!(cuMemMap(
             u64 = self.reserved,
             usize = 2 * MIB,
             usize = 0,
@@ -612,31 +613,31 @@ impl Scene {
     }
 
     fn fresh_graph(&mut self) -> Result {
-        call!("cuGraphCreate"(*mut u64 = &raw mut self.spare, c_uint = 0)).map(drop)
+        call!(cuGraphCreate(*mut u64 = &raw mut self.spare, c_uint = 0)).map(drop)
     }
 
     fn fresh_exec(&mut self) -> Result {
-        call!("cuGraphInstantiateWithFlags"(*mut u64 = &raw mut self.spare, Handle = self.graph, u64 = 0))
+        call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut self.spare, Handle = self.graph, u64 = 0))
             .map(drop)
     }
 
     fn fresh_module(&mut self) -> Result {
-        call!("cuModuleLoadData"(*mut u64 = &raw mut self.spare, *const c_char = PTX.as_ptr()))
+        call!(cuModuleLoadData(*mut u64 = &raw mut self.spare, *const c_char = PTX.as_ptr()))
             .map(drop)
     }
 
     fn fresh_library(&mut self) -> Result {
-        call!("cuLibraryLoadData"(*mut u64 = &raw mut self.spare, *const c_char = PTX.as_ptr(), Pointer = null_mut(), Pointer = null_mut(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut(), c_uint = 0))
+        call!(cuLibraryLoadData(*mut u64 = &raw mut self.spare, *const c_char = PTX.as_ptr(), Pointer = null_mut(), Pointer = null_mut(), c_uint = 0, Pointer = null_mut(), Pointer = null_mut(), c_uint = 0))
             .map(drop)
     }
 
     fn retained(&mut self) -> Result {
-        call!("cuDevicePrimaryCtxRetain"(*mut u64 = &raw mut self.spare, c_int = self.device))
+        call!(cuDevicePrimaryCtxRetain(*mut u64 = &raw mut self.spare, c_int = self.device))
             .map(drop)
     }
 
     fn fresh_context(&mut self) -> Result {
-        call!("cuCtxCreate_v2"(*mut u64 = &raw mut self.spare, c_uint = 0, c_int = self.device))
+        call!(cuCtxCreate_v2(*mut u64 = &raw mut self.spare, c_uint = 0, c_int = self.device))
             .map(drop)
     }
 }

@@ -32,6 +32,7 @@ pub mod message;
 pub mod probes;
 pub mod render;
 pub mod report;
+mod sizes;
 pub mod subject;
 pub mod suite;
 pub mod trace;

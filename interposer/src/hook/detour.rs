@@ -49,6 +49,12 @@ macro_rules! hooks {
             ), )?
         )* ];
 
+        #[cfg(test)]
+        mod judged {
+            use super::*;
+            $( $crate::hook::judged::judged!($name $args); )*
+        }
+
         mod stub {
             use super::*;
             $( $crate::stub!([$crate::symbol!($name)] $name $args); )*

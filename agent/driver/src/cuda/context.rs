@@ -1,20 +1,19 @@
 //! Devices, contexts, streams, events, kernels and graphs.
 
 use super::library::{CudaError, Handle, Result, call, driver};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgraph,
+    CUgraphExec, CUmemAccessDesc, CUmemAllocationProp, CUmodule, CUstream, CUstreamCaptureMode,
+};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use tidegate_abi::cuda::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule,
-    CUresult, CUstream, CUuuid,
-};
-use tidegate_abi::vmm::{Access, Properties};
+use tidegate_abi::cuda::{CUresult, CUuuid};
 
 /// `CU_STREAM_NON_BLOCKING`.
 pub(super) const NON_BLOCKING: c_uint = 1;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
-const MULTIPROCESSORS: c_int = 16;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: c_int = 2;
+const MULTIPROCESSORS: CUdevice_attribute =
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 driver! {
     /// The driver's functions.
@@ -22,9 +21,9 @@ driver! {
     cuInit(c_uint);
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
     cuDeviceGetName(*mut c_char, c_int, CUdevice);
-    cuDeviceGetUuid(*mut CUuuid, CUdevice);
+    cuDeviceGetUuid(*mut cudarc::driver::sys::CUuuid, CUdevice);
     cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxReset_v2(CUdevice);
@@ -51,12 +50,12 @@ driver! {
     cuMemsetD8_v2(CUdeviceptr, u8, usize);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
     cuMemAddressFree(CUdeviceptr, usize);
-    cuMemCreate(*mut u64, usize, *const Properties, u64);
+    cuMemCreate(*mut u64, usize, *const CUmemAllocationProp, u64);
     cuMemRelease(u64);
     cuMemMap(CUdeviceptr, usize, usize, u64, u64);
-    cuMemSetAccess(CUdeviceptr, usize, *const Access, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     cuMemUnmap(CUdeviceptr, usize);
-    cuStreamBeginCapture_v2(CUstream, c_int);
+    cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
     cuStreamEndCapture(CUstream, *mut CUgraph);
     cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
     cuGraphLaunch(CUgraphExec, CUstream);
@@ -108,7 +107,7 @@ impl Cuda {
     /// UUID of a device.
     pub fn uuid(&self, device: CUdevice) -> Result<[u8; 16]> {
         let mut uuid = CUuuid::default();
-        call!(self, cuDeviceGetUuid(&raw mut uuid, device))?;
+        call!(self, cuDeviceGetUuid((&raw mut uuid).cast(), device))?;
         Ok(uuid.bytes)
     }
 

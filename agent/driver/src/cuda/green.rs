@@ -2,21 +2,25 @@
 
 use super::context::NON_BLOCKING;
 use super::library::{Handle, Result, call, driver};
-use std::ffi::{c_int, c_uint, c_void};
+use cudarc::driver::sys::{
+    CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice, CUgreenCtx, CUstream,
+};
+use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
 use std::ptr::null_mut;
-use tidegate_abi::cuda::{CUdevice, CUgreenCtx, CUstream};
 
 driver! {
     /// The driver's functions for green contexts, since CUDA 12.5.
     Green:
-    cuDeviceGetDevResource(CUdevice, *mut Resource, c_int);
-    cuDevSmResourceSplitByCount(*mut Resource, *mut c_uint, *const Resource, *mut Resource, c_uint, c_uint);
-    cuDevResourceGenerateDesc(*mut *mut c_void, *mut Resource, c_uint);
-    cuGreenCtxCreate(*mut CUgreenCtx, *mut c_void, CUdevice, c_uint);
+    cuDeviceGetDevResource(CUdevice, *mut CUdevResource, CUdevResourceType);
+    cuDevSmResourceSplitByCount(*mut CUdevResource, *mut c_uint, *const CUdevResource, *mut CUdevResource, c_uint, c_uint);
+    cuDevResourceGenerateDesc(*mut CUdevResourceDesc, *mut CUdevResource, c_uint);
+    cuGreenCtxCreate(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint);
     cuGreenCtxStreamCreate(*mut CUstream, CUgreenCtx, c_uint, c_int);
 }
 
-/// `CUdevResource`: its type, the driver's own bytes, and, of type SM, the number of multiprocessors.
+/// `CUdevResource`: its type, the driver's own bytes, and, of type SM, the number of multiprocessors. Its type is a
+/// plain number, since the driver writes it: a newer one may know more types than cudarc's enum.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Resource {
@@ -25,10 +29,11 @@ pub(super) struct Resource {
     count: c_uint,
     rest: [c_int; 11],
 }
-const _: () = assert!(size_of::<Resource>() == 144);
+const _: () = assert!(size_of::<Resource>() == size_of::<CUdevResource>());
+const _: () = assert!(offset_of!(Resource, count) == offset_of!(CUdevResource, __bindgen_anon_1));
 
-/// `CU_DEV_RESOURCE_TYPE_SM` and `CU_GREEN_CTX_DEFAULT_STREAM`.
-const SM: c_int = 1;
+const SM: CUdevResourceType = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+/// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: c_uint = 1;
 
 impl Green {
@@ -42,7 +47,10 @@ impl Green {
 
     fn all(&self, device: CUdevice) -> Result<Resource> {
         let mut all = Resource::NONE;
-        call!(self, cuDeviceGetDevResource(device, &raw mut all, SM))?;
+        call!(
+            self,
+            cuDeviceGetDevResource(device, (&raw mut all).cast(), SM)
+        )?;
         Ok(all)
     }
 
@@ -53,10 +61,10 @@ impl Green {
         call!(
             self,
             cuDevSmResourceSplitByCount(
-                &raw mut part,
+                (&raw mut part).cast(),
                 &raw mut groups,
-                &raw const all,
-                &raw mut rest,
+                (&raw const all).cast(),
+                (&raw mut rest).cast(),
                 0,
                 least
             )
@@ -64,7 +72,7 @@ impl Green {
         let (mut description, mut green, mut stream) = (null_mut(), null_mut(), null_mut());
         call!(
             self,
-            cuDevResourceGenerateDesc(&raw mut description, &raw mut part, 1)
+            cuDevResourceGenerateDesc(&raw mut description, (&raw mut part).cast(), 1)
         )?;
         call!(
             self,

@@ -1,7 +1,10 @@
 //! The driver's library: how it is loaded, how a function of it is found and called, and what it says instead
 //! of success.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::error::Error;
+use std::ffi::c_int;
+use std::sync::OnceLock;
 
 /// What a driver call said instead of success.
 #[derive(Debug, thiserror::Error)]
@@ -27,42 +30,48 @@ pub(super) type Result<T = ()> = std::result::Result<T, CudaError>;
 /// A handle of the driver, as a number: handles may be used from any thread.
 pub type Handle = usize;
 
-/// The driver's library, which stays loaded from then on.
-pub(super) fn library() -> Result<*mut c_void> {
-    // SAFETY: a constant C string; the library's constructors are the driver's own.
-    let library =
-        unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if !library.is_null() {
+/// The driver's library, which stays loaded from then on. cudarc's own functions look it up, too, but panic where
+/// it or a function is missing; here both are errors. So cudarc gives the signatures, and libloading finds the functions.
+pub(super) fn library() -> Result<&'static Library> {
+    static LOADED: OnceLock<Library> = OnceLock::new();
+    if let Some(library) = LOADED.get() {
         return Ok(library);
     }
-    // SAFETY: dlerror returns a C string of this thread, or null.
-    let text = unsafe {
-        let text = libc::dlerror();
-        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-    };
-    Err(CudaError::Library(text.unwrap_or_default()))
+    // SAFETY: the library's constructors are the driver's own.
+    let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|error| {
+        let why = error.source().map(ToString::to_string);
+        CudaError::Library(why.unwrap_or_else(|| error.to_string()))
+    })?;
+    Ok(LOADED.get_or_init(|| library))
 }
 
-pub(super) fn found(library: *mut c_void, name: &'static str) -> Result<*mut c_void> {
-    let text = CString::new(name).map_err(|_| CudaError::Symbol(name))?;
-    // SAFETY: a library that stays loaded, and a C string.
-    let at = unsafe { libc::dlsym(library, text.as_ptr()) };
-    if at.is_null() {
-        Err(CudaError::Symbol(name))
-    } else {
-        Ok(at)
-    }
+/// The driver's function of this name.
+///
+/// # Safety
+/// `F` is the type of a pointer to it, by its signature in cuda.h.
+pub(super) unsafe fn found<F: Copy>(library: &Library, name: &'static str) -> Result<F> {
+    // SAFETY: the caller's.
+    let function = unsafe { library.get::<F>(name) };
+    function
+        .map(|function| *function)
+        .map_err(|_| CudaError::Symbol(name))
 }
 
-/// The driver's function of this name, for who knows its signature.
+/// The driver's function of this name.
+///
+/// # Safety
+/// `F` is the type of a pointer to it, by its signature in cuda.h.
 ///
 /// # Errors
 /// When there is no driver, or it has no such function.
-pub fn symbol(name: &'static str) -> Result<*mut c_void> {
-    found(library()?, name)
+pub unsafe fn function<F: Copy>(name: &'static str) -> Result<F> {
+    // SAFETY: the caller's.
+    unsafe { found(library()?, name) }
 }
 
-/// A table of functions, by their names and parameters in cuda.h.
+/// A table of functions, by their names and parameters in cuda.h: the compiler compares each with cudarc's. Only the
+/// result is a plain number: a driver may answer what cudarc's enum of results does not list.
 macro_rules! driver {
     ($(#[$doc:meta])* $table:ident: $($name:ident ( $($ty:ty),* $(,)? );)*) => {
         $(#[$doc])*
@@ -70,6 +79,8 @@ macro_rules! driver {
         pub struct $table {
             $(pub(super) $name: unsafe extern "C" fn($($ty),*) -> tidegate_abi::cuda::CUresult,)*
         }
+
+        $(const _: unsafe fn($($ty),*) -> cudarc::driver::sys::CUresult = cudarc::driver::sys::$name;)*
 
         impl $table {
             /// Loads the driver's library.
@@ -79,11 +90,8 @@ macro_rules! driver {
             pub fn load() -> std::result::Result<Self, $crate::cuda::library::CudaError> {
                 let library = $crate::cuda::library::library()?;
                 Ok(Self {
-                    $($name: {
-                        let at = $crate::cuda::library::found(library, stringify!($name))?;
-                        // SAFETY: the driver's function of this name has this signature in cuda.h.
-                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($ty),*) -> tidegate_abi::cuda::CUresult>(at) }
-                    },)*
+                    // SAFETY: the driver's function of this name has this signature in cuda.h.
+                    $($name: unsafe { $crate::cuda::library::found(library, stringify!($name))? },)*
                 })
             }
         }

@@ -2,10 +2,10 @@
 
 use super::context::Cuda;
 use super::library::{Result, call};
+use cudarc::driver::sys::CUdevice;
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidegate_abi::cuda::CUdevice;
 use tidegate_abi::vmm::{Access, DEVICE, Location, Properties, READ_WRITE};
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
@@ -111,7 +111,12 @@ impl Cuda {
         let mut handle = 0;
         call!(
             self,
-            cuMemCreate(&raw mut handle, bytes as usize, &raw const properties, 0)
+            cuMemCreate(
+                &raw mut handle,
+                bytes as usize,
+                (&raw const properties).cast(),
+                0
+            )
         )?;
         Ok(handle)
     }
@@ -137,7 +142,7 @@ impl Cuda {
         };
         call!(
             self,
-            cuMemSetAccess(at, bytes as usize, &raw const access, 1)
+            cuMemSetAccess(at, bytes as usize, (&raw const access).cast(), 1)
         )
     }
 

@@ -1,5 +1,6 @@
 //! The few RM calls a peer makes: a client, a TSG, channels, and channel control on its own file.
 
+use libloading::os::unix::{Library, RTLD_NOW};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_abi::class;
@@ -186,18 +187,20 @@ pub fn cuda_context() -> Result<()> {
     type Init = unsafe extern "C" fn(u32) -> i32;
     type Retain = unsafe extern "C" fn(*mut *mut libc::c_void, i32) -> i32;
     type SetCurrent = unsafe extern "C" fn(*mut libc::c_void) -> i32;
-    // SAFETY: the driver's public functions with their signatures and live arguments; `dlsym` is
-    // called by name so that a preloaded library answers as it does for any program.
+    // SAFETY: the driver's public functions with their signatures and live arguments; libloading calls `dlsym`
+    // by name, so that a preloaded library answers as it does for any program.
     unsafe {
-        let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-        if driver.is_null() {
-            return Err("no libcuda.so.1".to_owned());
-        }
-        let function = |name: &std::ffi::CStr| libc::dlsym(driver, name.as_ptr());
+        let driver = Library::open(Some("libcuda.so.1"), RTLD_NOW).map_err(|e| e.to_string())?;
+        // It has threads, and stays.
+        let driver = std::mem::ManuallyDrop::new(driver);
         let mut context = std::ptr::null_mut::<libc::c_void>();
-        let init: Init = std::mem::transmute(function(c"cuInit"));
-        let retain: Retain = std::mem::transmute(function(c"cuDevicePrimaryCtxRetain"));
-        let set: SetCurrent = std::mem::transmute(function(c"cuCtxSetCurrent"));
+        let missing = |error: libloading::Error| error.to_string();
+        let init = driver.get::<Init>("cuInit").map_err(missing)?;
+        let retain = driver.get::<Retain>("cuDevicePrimaryCtxRetain");
+        let retain = retain.map_err(missing)?;
+        let set = driver
+            .get::<SetCurrent>("cuCtxSetCurrent")
+            .map_err(missing)?;
         match (init(0), retain(&raw mut context, 0), set(context)) {
             (0, 0, 0) => Ok(()),
             failed => Err(format!("no context: {failed:?}")),
