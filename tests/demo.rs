@@ -13,6 +13,7 @@ fn demo(args: &[&str]) -> (String, Value) {
     demo_with(args, &[])
 }
 
+/// P-OPERATE-27: its page has a time line of each run.
 fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
     let dir = TempDir::new();
     let [json, html] = ["figures.json", "page.html"].map(|name| dir.path().join(name));

@@ -30,7 +30,7 @@ impl Group {
 }
 
 /// Every check there is, in the order they are reported.
-pub const CHECKS: [(&str, Group); 29] = [
+pub const CHECKS: [(&str, Group); 30] = [
     ("kernel", Group::System),
     ("cgroup2", Group::System),
     ("membarrier", Group::System),
@@ -50,6 +50,7 @@ pub const CHECKS: [(&str, Group); 29] = [
     ("confidential-computing", Group::Driver),
     ("channel-level", Group::Driver),
     ("configuration", Group::Agent),
+    ("memory-pool", Group::Agent),
     ("agent", Group::Agent),
     ("second-agent", Group::Agent),
     ("run-directory", Group::Agent),
