@@ -5,6 +5,7 @@
 //! online one three times: alone; with the offline one beside it; with Tidegate between them.
 
 mod interrupt;
+mod line;
 mod page;
 mod progress;
 mod runs;

@@ -15,7 +15,7 @@ use tidegate_text::numbers::thousands;
 use tidegate_text::spread::Spread;
 
 use crate::interrupt;
-use crate::page::{Line, ran};
+use crate::line::{Line, ran};
 use crate::progress::Progress;
 use crate::stand::{Lane, Stand};
 

@@ -183,7 +183,7 @@ pub fn json(header: &Header, results: &Results) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Line;
+    use crate::line::Line;
     use crate::runs::Each;
     use tidegate_tests::figures::Preemptions;
 
