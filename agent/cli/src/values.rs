@@ -102,20 +102,23 @@ fn back(text: &str, now: &Zoned) -> Result<u64, String> {
         "today" => here.start_of_day(),
         "yesterday" => here.yesterday().and_then(|day| day.start_of_day()),
         _ => {
-            if let Ok(time) = clock.parse::<Time>() {
-                let today = here.date().to_datetime(time).to_zoned(zone.clone());
-                match today {
-                    Ok(today) if today > here => here
+            // A date with a time parses as a time of day, too.
+            if let Ok(stamp) = text.parse::<Timestamp>() {
+                Ok(stamp.to_zoned(zone))
+            } else if let Ok(datetime) = clock.parse::<DateTime>() {
+                datetime.to_zoned(zone)
+            } else {
+                let time = clock.parse::<Time>();
+                let today = time
+                    .clone()
+                    .and_then(|time| here.date().to_datetime(time).to_zoned(zone.clone()));
+                match (today, time) {
+                    (Ok(today), Ok(time)) if today > here => here
                         .date()
                         .yesterday()
                         .and_then(|day| day.to_datetime(time).to_zoned(zone)),
-                    today => today,
+                    (today, _) => today,
                 }
-            } else if let Ok(stamp) = text.parse::<Timestamp>() {
-                Ok(stamp.to_zoned(zone))
-            } else {
-                let datetime = clock.parse::<DateTime>();
-                datetime.and_then(|datetime| datetime.to_zoned(zone))
             }
         }
     };
@@ -161,6 +164,8 @@ mod tests {
             ("today", 9.5),
             ("yesterday", 33.5),
             ("2026-10-24 22:00", 11.5),
+            ("2026-10-20 22:00", 107.5),
+            ("2026-10-25", 9.5),
             ("2026-10-24T22:00:00", 11.5),
             ("2026-10-24 22:00Z", 9.5),
             ("2026-10-24T22:00:00Z", 9.5),
