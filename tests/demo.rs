@@ -13,7 +13,6 @@ fn demo(args: &[&str]) -> (String, Value) {
     demo_with(args, &[])
 }
 
-/// P-OPERATE-27: its page has a time line of each run.
 fn demo_with(args: &[&str], env: &[(&str, &Path)]) -> (String, Value) {
     let dir = TempDir::new();
     let [json, html] = ["figures.json", "page.html"].map(|name| dir.path().join(name));
@@ -65,6 +64,7 @@ fn without_a_cooldown_a_request_is_preempted_more_than_once() {
 }
 
 /// P-REPLAY-2: the demo counts what it says.
+/// P-OPERATE-27: its page has a time line of each run (`demo_with`).
 #[test]
 fn every_figure_is_measured_in_a_short_run_too() {
     let (table, figures) = demo(&["--seconds", "4"]);

@@ -544,6 +544,10 @@ impl Node {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
+        if is_installed(&BUILT) {
+            // The agent itself lies elsewhere.
+            command.arg("--vgpu-shim").arg(built("libvgpu_rm.so"));
+        }
         command
     }
 

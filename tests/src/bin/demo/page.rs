@@ -155,7 +155,8 @@ fn drawn(runs: &[(&str, &Run)], cut: impl Fn(Span) -> Span) -> Option<String> {
     Some(svg)
 }
 
-/// The parts of `span` in which a stretch of `busy` lies for at least half, in runs: first, and one past the last.
+/// The parts of `span` of which stretches of `busy` fill at least an eighth, in runs: first, and one past the last. Without
+/// control both programs have a part of each.
 fn parts(busy: &[Span], span: Span) -> Vec<(u64, u64)> {
     let part_ns = ((span.to_ns - span.from_ns) / PARTS).max(1);
     let mut filled = vec![0; PARTS as usize];
@@ -173,7 +174,7 @@ fn parts(busy: &[Span], span: Span) -> Vec<(u64, u64)> {
         }
     }
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (part, _) in (0..).zip(&filled).filter(|(_, sum)| **sum * 2 >= part_ns) {
+    for (part, _) in (0..).zip(&filled).filter(|(_, sum)| **sum * 8 >= part_ns) {
         match runs.last_mut() {
             Some(run) if run.1 == part => run.1 += 1,
             _ => runs.push((part, part + 1)),
