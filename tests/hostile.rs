@@ -136,12 +136,8 @@ fn pages_full_of_random_bytes_change_nothing_for_others_while_they_are_written()
     honest.is_at_rest();
 }
 
-/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
-#[test]
-fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
-    let mut honest = Honest::with(&format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
-    let mut hostile = Peer::attached(&honest.node, "online", "");
-    hostile.tell("ring 30000");
+/// The agent drops the page of the hostile process, then uses little processor time, and the honest job has its turns.
+fn costs_nothing_once_its_page_is_dropped(honest: &mut Honest) {
     wait_so("the page's end", || {
         counter(&honest.node, "pages_dropped") == 1
     });
@@ -154,6 +150,15 @@ fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
     honest.only_disabled(&[]);
 }
 
+/// P-SECURITY-1: a hostile process neither stops the agent nor moves others.
+#[test]
+fn who_rings_for_ever_is_not_listened_to_and_costs_the_agent_nothing() {
+    let mut honest = Honest::with(&format!("{FIXED}[limits]\nrings_per_second = 2000\n"));
+    let mut hostile = Peer::attached(&honest.node, "online", "");
+    hostile.tell("ring 30000");
+    costs_nothing_once_its_page_is_dropped(&mut honest);
+}
+
 /// P-SECURITY-16: who wakes the agent for nothing is not listened to.
 #[test]
 fn an_engine_that_wakes_without_a_ring_is_not_listened_to_and_costs_the_agent_nothing() {
@@ -162,16 +167,7 @@ fn an_engine_that_wakes_without_a_ring_is_not_listened_to_and_costs_the_agent_no
     // The order that enables the honest job has the GPU's issue thread wait on that doorbell, too.
     honest.turns(1);
     hostile.tell("wake 30000");
-    wait_so("the page's end", || {
-        counter(&honest.node, "pages_dropped") == 1
-    });
-    let (begun, used) = (monotonic_ns(), cpu_ns(honest.agent()));
-    let end = begun + 1_500_000_000;
-    wait_for("a while", || (monotonic_ns() >= end).then_some(()));
-    let (passed, used) = (monotonic_ns() - begun, cpu_ns(honest.agent()) - used);
-    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
-    honest.turns(5);
-    honest.only_disabled(&[]);
+    costs_nothing_once_its_page_is_dropped(&mut honest);
 }
 
 /// P-SECURITY-2: nothing leaves the agent's lists disabled.

@@ -69,7 +69,7 @@ fn is_told(args: &[&str]) -> String {
         let any = lines.iter().any(|line| line[15..].starts_with(who));
         assert!(
             any,
-            "nothing is told of {who}: {told} {}",
+            "the time line does not name {who}: {told} {}",
             String::from_utf8_lossy(&ran.stderr)
         );
     }

@@ -42,8 +42,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
     let own = std::env::current_exe()?;
     let Some(program) = program(&own) else {
         anyhow::bail!(
-            "the demo is not installed beside {}: a package has it in lib/tidegate/demo, a checkout starts it with \
-             scripts/demo",
+            "{} finds no demo: the package installs it in lib/tidegate/demo; in a checkout, run scripts/demo",
             own.display()
         );
     };

@@ -1,10 +1,10 @@
-//! Which of the processes that use a GPU are not attached, and of which of them to tell.
+//! Which of the processes that use a GPU are not attached, and which of them the agent reports.
 
 use crate::inbox::User;
 use std::collections::BTreeSet;
 use std::mem;
 
-/// So many are told of after one look; the others after the next.
+/// The agent reports at most this many after one look, and the others after the next.
 const AT_ONCE: usize = 8;
 
 /// Processes that use a GPU and are not attached: neither seen nor gated.
@@ -21,7 +21,7 @@ impl Strangers {
         &self.here
     }
 
-    /// Takes what a look found, and who is attached. Returns those to tell of, each once for as long as it stays.
+    /// Takes what a look found, and who is attached. Returns those to report, each once for as long as it stays.
     pub fn see(&mut self, mut users: Vec<User>, attached: &BTreeSet<i32>) -> Vec<User> {
         users.retain(|user| !attached.contains(&user.pid));
         self.here = users;
@@ -34,7 +34,7 @@ impl Strangers {
     }
 }
 
-/// What is to be known of one, for people.
+/// One of them, as people read it.
 #[must_use]
 pub fn text(user: &User) -> String {
     let User {
@@ -75,7 +75,7 @@ mod tests {
         // The second is attached no more, the third is now.
         assert_eq!(pids(&strangers.see(look(), &attached(&[3]))), [2]);
         assert_eq!(pids(strangers.all()), [1, 2]);
-        // What went is told of again when it returns.
+        // A process that ended is reported again when it returns.
         assert_eq!(pids(&strangers.see(Vec::new(), &attached(&[]))), [0; 0]);
         assert_eq!(pids(&strangers.see(look(), &attached(&[]))), [1, 2, 3]);
     }

@@ -154,7 +154,7 @@ lacking! { $
     cuStreamWaitValue32 cuStreamWaitValue64 cuStreamWriteValue32 cuStreamWriteValue64
 }
 
-/// P-EQUIPMENT-15: the table's signatures are cudarc's, and what it lacks is a row.
+/// P-EQUIPMENT-15: the signatures of the hook table equal cudarc's, and the rows that cudarc lacks are listed.
 #[test]
 fn a_row_that_cudarc_lacks_is_a_row() {
     let has = |name: &&str| {

@@ -180,7 +180,10 @@ mod tests {
             "  agent     ",
             "  device    ",
         ] {
-            assert!(told.contains(who), "nothing is told of{who}in {told}");
+            assert!(
+                told.contains(who),
+                "the time line does not name{who}: {told}"
+            );
         }
         let times = told.lines().skip(2).map(|line| {
             let time = line[3..].trim_start().split(' ').next().unwrap_or_default();

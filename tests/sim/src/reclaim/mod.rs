@@ -120,7 +120,10 @@ mod tests {
             "  agent     ",
             "  device    ",
         ] {
-            assert!(told.contains(who), "nothing is told of{who}in {told}");
+            assert!(
+                told.contains(who),
+                "the time line does not name{who}: {told}"
+            );
         }
     }
 

@@ -79,16 +79,18 @@ fn busy(idle: &[Span], span: Span) -> Vec<Span> {
     busy
 }
 
+/// A stretch from one millisecond to another.
+#[cfg(test)]
+pub const fn span(from_ms: u64, to_ms: u64) -> Span {
+    Span {
+        from_ns: from_ms * 1_000_000,
+        to_ns: to_ms * 1_000_000,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn span(from_ms: u64, to_ms: u64) -> Span {
-        Span {
-            from_ns: from_ms * 1_000_000,
-            to_ns: to_ms * 1_000_000,
-        }
-    }
 
     #[test]
     fn busy_is_what_is_not_idle() {

@@ -186,13 +186,7 @@ fn parts(busy: &[Span], span: Span) -> Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn span(from_ms: u64, to_ms: u64) -> Span {
-        Span {
-            from_ns: from_ms * 1_000_000,
-            to_ns: to_ms * 1_000_000,
-        }
-    }
+    use crate::line::span;
 
     #[test]
     fn a_time_line_shows_when_work_ran_and_leaves_out_what_no_screen_shows() {
