@@ -6,8 +6,10 @@
 //! and asked again. What an operator may do, as pause a job, is asked back for, and then done as its command does it.
 
 mod draw;
+mod gpus;
 mod keys;
 mod model;
+mod paint;
 mod room;
 use super::agent::{Agent, Refusal, report};
 use super::print::{colours, print};

@@ -18,23 +18,23 @@
 //!
 //! Invariant: every request gets each of its tokens once, whatever is taken from it meanwhile.
 
+mod blocks;
 mod low;
+mod words;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::engine::Limits;
 use crate::iteration::Cost;
-use crate::kv::{BLOCK_TOKENS, Blocks, blocks_of};
+use crate::kv::{BLOCK_TOKENS, blocks_of};
 use crate::spec::Batching;
+pub use words::{Given, Iteration, Progress, Slot, Spare, Store, Tokens};
 
 /// Requests that others go past, at most (`MOST` of the plugin's `vllm/aside.py`).
 const MOST_ASIDE: usize = 256;
 /// A part of a prompt that is read for want of blocks for more has so many tokens at least: `LEAST` of `vllm/fitted.py`.
 const LEAST_PART: u32 = 512;
-
-/// A sequence's place; reused when it is gone.
-pub type Slot = u32;
 
 #[derive(Clone, Debug, Default)]
 struct Sequence {
@@ -63,78 +63,6 @@ struct Sequence {
     stamp: u32,
     /// Its priority is below that of the others.
     low: bool,
-}
-
-/// Blocks of one engine: pages with numbers, or only their count.
-#[derive(Clone, Debug)]
-pub struct Store {
-    /// Pages, where it matters which.
-    pub pages: Option<Blocks>,
-    /// Blocks held.
-    pub used: u32,
-    /// Blocks it may hold.
-    pub limit: u32,
-    /// Blocks of the cache that the engine made when it started.
-    pub cache: u32,
-    /// What an admission leaves free.
-    pub spare: Spare,
-}
-
-/// Blocks that an admission leaves free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spare {
-    /// None, and of a prompt only the part that is read next has to fit.
-    None,
-    /// The rest of its prompt, and one for each request that runs: the backlog never ends, and
-    /// would fill the last block.
-    OneEach,
-}
-
-impl Store {
-    fn available(&self) -> u32 {
-        let within = self.limit.saturating_sub(self.used);
-        self.pages
-            .as_ref()
-            .map_or(within, |pages| within.min(pages.available()))
-    }
-}
-
-/// One iteration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Iteration {
-    /// GPU time, ns.
-    pub ns: u64,
-    /// Prompt tokens it reads.
-    pub prompt_tokens: u32,
-    /// Requests it decodes.
-    pub decodes: u32,
-}
-
-/// What happened to a request when an iteration ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Its first token is out.
-    First(u64),
-    /// Its last token is out; follows `First` where that was it.
-    Finished(u64),
-}
-
-/// Tokens of a workload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tokens {
-    /// Prompt tokens read, each counted once.
-    pub prompt: u64,
-    /// Tokens generated.
-    pub generated: u64,
-}
-
-/// What iterations were given to compute: a token each, a prompt's or one to decode from, whatever became of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Given {
-    /// Tokens in all.
-    pub computed: u64,
-    /// Of those, tokens that an earlier iteration had been given already.
-    pub again: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -432,55 +360,6 @@ impl Batch {
         (ms * 1e6) as u64
     }
 
-    /// Pushes sequences back until those that run have the blocks they need.
-    fn make_room(&mut self) {
-        while self.store.available() < self.growth() {
-            if self.low > 0 && self.put_back_low() {
-                self.pushed_back += 1;
-                continue;
-            }
-            // Who has only begun to be read is the last to have come.
-            if let Some(slot) = self.waiting.front().copied()
-                && self.sequences[slot as usize].held > 0
-            {
-                self.release(slot);
-                self.sequences[slot as usize].cached = 0;
-            } else if let Some(slot) = self.running.last().copied() {
-                self.put_back(slot);
-            } else {
-                return;
-            }
-            self.pushed_back += 1;
-        }
-    }
-
-    /// Those at the head that could not run even alone go aside; those that could again come back to it.
-    fn step_aside(&mut self) {
-        let there = self.store.used + self.store.available();
-        let begun = |slot: &Slot| self.sequences[*slot as usize].held > 0;
-        let behind = usize::from(self.waiting.front().is_some_and(begun));
-        for place in (0..self.aside.len()).rev() {
-            let slot = self.aside[place];
-            if self.needs_alone(slot) <= there {
-                self.aside.remove(place);
-                self.waiting.insert(behind, slot);
-            }
-        }
-        while let Some(slot) = self.waiting.front().copied()
-            && self.needs_alone(slot) > there
-            && self.aside.len() < MOST_ASIDE
-        {
-            self.waiting.pop_front();
-            self.release(slot);
-            self.sequences[slot as usize].cached = 0;
-            self.aside.push_back(slot);
-        }
-    }
-
-    fn needs_alone(&self, slot: Slot) -> u32 {
-        blocks_of(self.sequences[slot as usize].prompt)
-    }
-
     /// Whether the iteration that was started last reads a part of a prompt for want of blocks for more.
     #[must_use]
     pub const fn reads_part(&self) -> bool {
@@ -571,36 +450,6 @@ impl Batch {
         }
     }
 
-    fn take_growth(&mut self) {
-        let due = (self.steps % u64::from(BLOCK_TOKENS)) as usize;
-        for place in 0..self.grow[due].len() {
-            let slot = self.grow[due][place];
-            self.take_block(slot);
-        }
-    }
-
-    fn take_block(&mut self, slot: Slot) {
-        let sequence = &mut self.sequences[slot as usize];
-        if let Some(pages) = &mut self.store.pages
-            && let Some(block) = pages.take(slot)
-        {
-            sequence.blocks.push(block);
-        }
-        sequence.held += 1;
-        self.store.used += 1;
-    }
-
-    fn release(&mut self, slot: Slot) {
-        let sequence = &mut self.sequences[slot as usize];
-        self.store.used -= core::mem::take(&mut sequence.held);
-        if let Some(pages) = &mut self.store.pages {
-            for block in sequence.blocks.drain(..) {
-                pages.give(block);
-            }
-        }
-        sequence.stamp = sequence.stamp.wrapping_add(1);
-    }
-
     /// Cached tokens of a sequence.
     fn cached(&self, slot: Slot) -> u32 {
         let sequence = &self.sequences[slot as usize];
@@ -650,26 +499,6 @@ impl Batch {
         sequence.generated =
             sequence.output - u32::try_from(sequence.ends - steps).unwrap_or(u32::MAX);
         sequence.running = false;
-    }
-
-    /// A sequence gives up its blocks and goes back to the front of the queue; says how many
-    /// tokens have to be read again.
-    fn put_back(&mut self, slot: Slot) -> u32 {
-        let lost = self.cached(slot);
-        let was_running = self.sequences[slot as usize].running;
-        if was_running {
-            self.leave(slot);
-        }
-        self.release(slot);
-        let sequence = &mut self.sequences[slot as usize];
-        sequence.cached = 0;
-        sequence.prompt = sequence.input + sequence.generated;
-        if was_running && sequence.low {
-            self.queue(slot);
-        } else if was_running {
-            self.waiting.push_front(slot);
-        }
-        lost
     }
 
     /// The iteration under way is over.
@@ -729,66 +558,6 @@ impl Batch {
         progress(Progress::Finished(self.sequences[slot as usize].id));
         self.release(slot);
         self.vacant.push(slot);
-    }
-
-    /// The blocks of these sequences are gone: each goes back to the queue. Says how many tokens
-    /// have to be computed again.
-    pub fn lose(&mut self, slots: &[Slot]) -> u64 {
-        let lost = slots.iter().map(|slot| u64::from(self.put_back(*slot)));
-        lost.sum()
-    }
-
-    /// Every sequence that holds blocks, by slot, with those.
-    pub fn holders(&self) -> impl Iterator<Item = (Slot, &[u32])> {
-        let held = self.slots().filter(|(_, _, blocks)| !blocks.is_empty());
-        held.map(|(slot, _, blocks)| (slot, blocks))
-    }
-
-    /// Every slot with the blocks that its sequence holds, and a number that changes whenever that gives
-    /// them up.
-    pub fn slots(&self) -> impl Iterator<Item = (Slot, u32, &[u32])> {
-        let all = (0..).zip(&self.sequences);
-        all.map(|(slot, sequence)| (slot, sequence.stamp, &*sequence.blocks))
-    }
-
-    /// Blocks of those whose first prompt tokens are being read: nothing is computed yet that could
-    /// be lost with them.
-    pub fn begun(&self) -> impl Iterator<Item = u32> + '_ {
-        let parts = self.parts.iter();
-        let parts = parts.map(|part| &self.sequences[part.slot as usize]);
-        let begun = parts.filter(|sequence| !sequence.running && sequence.cached == 0);
-        begun.flat_map(|sequence| sequence.blocks.iter().copied())
-    }
-
-    /// Tokens a sequence would have to compute again if it lost a block.
-    #[must_use]
-    pub fn at_stake(&self, slot: Slot) -> u32 {
-        self.cached(slot)
-    }
-
-    /// Everything in flight is gone with its process, and what it had computed with it; says how
-    /// many kept tokens that were.
-    pub fn kill(&mut self) -> u64 {
-        let running: Vec<Slot> = self.running.iter().rev().copied().collect();
-        self.lose(&running);
-        let mut lost = 0;
-        for slot in self.aside.drain(..).rev() {
-            self.waiting.push_front(slot);
-        }
-        for place in 0..self.waiting.len() {
-            let slot = self.waiting[place];
-            self.release(slot);
-            let sequence = &mut self.sequences[slot as usize];
-            self.tokens.prompt -= u64::from(sequence.read);
-            self.tokens.generated -= u64::from(sequence.generated);
-            lost += u64::from(sequence.read) + u64::from(sequence.generated);
-            (sequence.cached, sequence.generated, sequence.read) = (0, 0, 0);
-            sequence.prompt = sequence.input;
-        }
-        self.parts.clear();
-        self.decoding = false;
-        self.under_way = false;
-        lost
     }
 
     /// Cached tokens of all running sequences.

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::{self, LLAMA_3_1_8B, RequestId, Server};
+use crate::kv::Blocks;
 use crate::trace::Request;
 
 fn store(limit: u32, paged: bool) -> Store {
