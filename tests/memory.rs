@@ -1,16 +1,13 @@
-//! KV memory is taken from a running offline engine and given back without a fault or a wrong token; online's grows ahead
-//! of need.
+//! KV memory is taken from a running offline engine and given back without a fault or a wrong token.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_proto::v1::agent_command::Command;
 use tidegate_proto::v1::client_event::Event;
 use tidegate_proto::v1::{self, MemoryResult, Role};
 use tidegate_tests::clock::Stalls;
-use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::{Engine, Wrong, judge};
 use tidegate_tests::stand_in::{Gate, PATIENCE, StandIn};
 use tidegate_tests::{Node, Running, compile, monotonic_ns, wait_for};
@@ -654,11 +651,10 @@ fn memory_that_others_hold_is_never_taken_and_said_so_once() {
     drop(program);
 }
 
-/// P-MEMORY-5: what an engine holds besides its cache is known before the cache is, so that none of it counts as free.
-#[test]
-fn an_agent_knows_of_all_other_memory_before_it_hears_of_a_cache() {
-    let stage = Stage::new(&[], &[], &[]);
-    let said = stage.agent.with(0, |session| {
+/// What a process says of its memory before it describes its cache, bytes outside any cache that the agent knows.
+fn said_before_its_cache(agent: &StandIn) -> u64 {
+    agent.cache(0);
+    let said = agent.with(0, |session| {
         let heard = session.heard().iter();
         let before = heard.take_while(|event| !matches!(event, Event::KvRegistered(_)));
         let usage = before.filter_map(|event| match event {
@@ -667,16 +663,30 @@ fn an_agent_knows_of_all_other_memory_before_it_hears_of_a_cache() {
         });
         usage.last()
     });
-    let held = stage.records_after(0).into_iter();
-    let held = held.filter(|record| record.kind == Kind::MemoryUp);
-    let held: u64 = held.map(|record| record.tag).sum();
+    said.flatten().unwrap_or(0)
+}
+
+/// P-MEMORY-5: what an engine holds besides its cache is known before the cache is, so that none of it counts as free. A
+/// later agent hears of all of it at once.
+#[test]
+fn an_agent_knows_of_all_other_memory_before_it_hears_of_a_cache() {
     // The driver cuts small allocations out of chunks of this; the library counts what was asked for.
     const CHUNK: u64 = 2 << 20;
-    let said = said.flatten().unwrap_or(0);
-    assert!(
-        said <= held && said + CHUNK >= held,
-        "{said} bytes were said, {held} are held"
-    );
+    let mut stage = Stage::new(&[], &[], &[]);
+    for nth in 0..2 {
+        if nth == 1 {
+            stage.agent = StandIn::start(&stage.node, Role::Offline);
+        }
+        let said = said_before_its_cache(&stage.agent);
+        let held = stage.records_after(0).into_iter();
+        let held = held.filter(|record| record.kind == Kind::MemoryUp);
+        let held: u64 = held.map(|record| record.tag).sum();
+        assert!(
+            said <= held && said + CHUNK >= held,
+            "agent {nth}: {said} bytes were said, {held} are held"
+        );
+    }
+    stage.agent.let_run(0);
     stage.end();
 }
 
@@ -763,144 +773,4 @@ fn the_c_interface_does_nothing_without_the_library() {
         Running::start("kv_absent", &mut command).succeed().trim(),
         "ok"
     );
-}
-
-const BLOCK: u64 = 2 << 20;
-
-fn map(agent: &mut StandIn, kv: u32, bytes: u64) -> v1::Mapped {
-    let seq = agent.seq();
-    agent.say(0, Command::MapTarget(v1::MapTarget { seq, kv, bytes }));
-    agent.hear(0, "Mapped", |event| match event {
-        Event::Mapped(mapped) if mapped.seq == seq => Some(*mapped),
-        _ => None,
-    })
-}
-
-#[test]
-fn online_grows_inside_its_headroom_without_a_call_and_asks_for_more_beyond_it() {
-    let node = Node::device_only(&[]);
-    let mut agent = StandIn::start(&node, Role::Online);
-    let mut online = Elastic::start(&node);
-    let cache = agent.cache(0);
-    assert!(cache.elastic);
-    assert_eq!(cache.fixed_bytes, BLOCK, "block 0 always has memory");
-    assert_eq!(online.ask("reserve 4"), "0 0 0", "nothing is mapped yet");
-    let demand = |least: u64| {
-        agent.hear(0, "a demand", |event| match event {
-            Event::Demand(demand) if demand.kv == cache.kv && demand.bytes >= least => {
-                Some((demand.bytes, demand.ahead))
-            }
-            _ => None,
-        })
-    };
-    assert_eq!(demand(1), (4 * BLOCK, false));
-    // Said ahead, by requests on their way.
-    assert_eq!(online.ask("expect 6"), "0");
-    assert_eq!(demand(5 * BLOCK), (6 * BLOCK, true));
-    let mapped = map(&mut agent, cache.kv, 8 * BLOCK);
-    assert_eq!(
-        (mapped.result(), mapped.mapped_bytes),
-        (MemoryResult::Ok, 8 * BLOCK)
-    );
-
-    let mappings = || {
-        let records = history::read(&node.vgpu_dir()).expect("the device keeps a history");
-        records
-            .iter()
-            .filter(|r| matches!(r.kind, Kind::Map | Kind::MemoryUp))
-            .count()
-    };
-    let before = mappings();
-    assert_eq!(online.ask("expect 8"), "0");
-    assert_eq!(
-        online.ask("reserve 8"),
-        "8 1 8",
-        "what is expected is reserved by nobody"
-    );
-    assert_eq!(
-        mappings(),
-        before,
-        "growth inside the headroom calls nobody"
-    );
-    assert_eq!(online.ask("check"), "ok", "blocks have memory of their own");
-    assert_eq!(
-        online.ask("stray"),
-        "ok",
-        "the rest takes writes, and keeps them to itself"
-    );
-    assert_eq!(online.ask("use 7"), "0");
-    let words = agent.with(0, |session| {
-        let words = &session.page().memory[0];
-        let of = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Acquire);
-        (of(&words.used), of(&words.reserved), of(&words.mapped))
-    });
-    assert_eq!(words, Some((7 * BLOCK, 8 * BLOCK, 8 * BLOCK)));
-    let pressed = |session: &tidegate_tests::stand_in::Session| {
-        let heard = session.heard().iter();
-        heard
-            .filter(|event| matches!(event, Event::Pressure(_)))
-            .count()
-    };
-    assert_eq!(agent.with(0, pressed), Some(0), "7 of 8 are no pressure");
-    assert_eq!(online.ask("use 8"), "0");
-    agent.hear(0, "pressure", |event| match event {
-        Event::Pressure(pressure) => Some(pressure.used_bytes),
-        _ => None,
-    });
-
-    // What is reserved is never taken, what is free is given up from the top.
-    assert_eq!(map(&mut agent, cache.kv, 0).mapped_bytes, 8 * BLOCK);
-    assert_eq!(online.ask("release 5"), "5");
-    assert_eq!(map(&mut agent, cache.kv, 4 * BLOCK).mapped_bytes, 4 * BLOCK);
-    assert_eq!(map(&mut agent, cache.kv, 0).mapped_bytes, 3 * BLOCK);
-    assert_eq!(online.ask("check"), "ok");
-    let released = history::read(&node.vgpu_dir()).expect("the device keeps a history");
-    let pid = online.process.pid();
-    let freed = released
-        .iter()
-        .filter(|r| r.pid == pid && r.kind == Kind::MemoryDown);
-    assert_eq!(freed.count(), 5, "memory was really given back");
-}
-
-#[test]
-fn online_that_gets_less_than_it_wants_keeps_what_it_got() {
-    let node = Node::device_only(&["--set", "fail_create=1:6"]);
-    let mut agent = StandIn::start(&node, Role::Online);
-    let mut online = Elastic::start(&node);
-    let kv = agent.cache(0).kv;
-    let mapped = map(&mut agent, kv, 8 * BLOCK);
-    assert_eq!(mapped.result(), MemoryResult::OutOfMemory, "{mapped:?}");
-    let got = mapped.mapped_bytes / BLOCK;
-    assert!((1..8).contains(&got), "{mapped:?}");
-    assert_eq!(online.ask("reserve 8"), format!("{got} 1 {got}"));
-    assert_eq!(online.ask("check"), "ok");
-    assert_eq!(map(&mut agent, kv, 8 * BLOCK).mapped_bytes, 8 * BLOCK);
-}
-
-#[test]
-fn requests_in_flight_reach_the_agents_page() {
-    let node = Node::device_only(&[]);
-    let agent = StandIn::start(&node, Role::Online);
-    let mut online = Elastic::start(&node);
-    agent.cache(0);
-    let word = || {
-        let load = |s: &tidegate_tests::stand_in::Session| {
-            let page = &s.page().process;
-            (
-                page.in_flight.load(Ordering::Acquire),
-                page.doorbell.load(Ordering::Acquire),
-            )
-        };
-        agent.with(0, load).expect("attached")
-    };
-    assert_eq!(word().0, 0, "no hints so far");
-    let silent = word().1;
-    online.ask("flight 2");
-    let (count, rung) = word();
-    assert_eq!(count, 3);
-    assert!(rung > silent);
-    online.ask("flight 1");
-    assert_eq!(word().0, 2);
-    online.ask("flight 0");
-    assert_eq!(word().0, 1);
 }
