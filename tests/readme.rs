@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Where tests and scripts are, from the root.
 const PLACES: [&str; 6] = [
@@ -309,4 +310,28 @@ fn no_table_has_an_id_twice() {
             assert!(seen.insert(id), "P-{id} stands twice");
         }
     }
+}
+
+/// P-EQUIPMENT-20: the picture that README opens with is what the command under it draws.
+#[test]
+fn the_picture_is_what_its_command_draws() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("it is committed");
+    let command = readme
+        .split('`')
+        .find(|code| code.starts_with("tidegate replay") && code.contains("--picture"))
+        .expect("README names the command");
+    let mut words: Vec<&str> = command.split_whitespace().skip(1).collect();
+    let committed = words.pop().expect("a file");
+    let drawn = Path::new(env!("CARGO_TARGET_TMPDIR")).join("picture.svg");
+    words.extend(drawn.to_str());
+    let replay = Command::new(tidegate_tests::built("tidegate"))
+        .args(&words)
+        .output()
+        .expect("the command is built");
+    assert!(replay.status.success(), "{command}: {replay:?}");
+    let read = |path: &Path| fs::read_to_string(path).expect("a picture");
+    assert!(
+        read(&drawn) == read(&root().join(committed)),
+        "{committed} is not what `{command}` draws: draw it again, and look at it"
+    );
 }

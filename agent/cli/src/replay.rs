@@ -20,7 +20,7 @@ use ask::{calibrate, pair, swept, write};
 use compute::{compute, figures_of, seeded, write_figures};
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -31,9 +31,12 @@ use tidegate_replay::cases::{Case, TIDEGATE};
 use tidegate_replay::costs::Costs;
 use tidegate_replay::figures::{Figures, csv};
 use tidegate_replay::names::find;
+use tidegate_replay::record::Outcome;
 use tidegate_replay::report::html::{self, Drawn};
+use tidegate_replay::report::picture::{self, Shown};
 use tidegate_replay::report::{self, Alone, Report, Row, table};
 use tidegate_replay::scenarios::{self};
+use tidegate_replay::spec::Compute;
 use tidegate_replay::timeline::Timeline;
 
 /// Carries the command out.
@@ -44,8 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.decisions {
         return decide_again(file);
     }
-    let files = [&args.json, &args.csv, &args.html, &args.timeline];
-    for file in files.into_iter().flatten() {
+    for file in files_of(args).into_iter().flatten() {
         writable(file)?;
     }
     if let Some(asked) = &args.finetune {
@@ -65,6 +67,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Some(file) => run_table(args, file, &cases, calibration.as_ref()),
         None => run_one(args, &cases, calibration.as_ref()),
     }
+}
+
+/// Files that are written where they are asked for.
+const fn files_of(args: &Args) -> [&Option<PathBuf>; 5] {
+    [
+        &args.html,
+        &args.picture,
+        &args.timeline,
+        &args.json,
+        &args.csv,
+    ]
 }
 
 /// Makes the decisions of a recording again.
@@ -89,15 +102,14 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
                     scenarios: add --scenarios, or give one";
         return Err(Usage(told.to_owned()).into());
     };
-    spec.timeline = args.html.is_some() || args.timeline.is_some();
+    let drawn = args.html.is_some() || args.picture.is_some();
+    spec.timeline = drawn || args.timeline.is_some();
     let workloads = seeded(args, &spec, costs, &cut.to_string(), 1);
     let shown = cases
         .iter()
         .find(|case| **case == TIDEGATE)
         .or(cases.first());
-    let keep = |workload, case| {
-        workload == 0 && (args.html.is_some() || spec.timeline && shown == Some(&case))
-    };
+    let keep = |workload, case| workload == 0 && (drawn || spec.timeline && shown == Some(&case));
     let evaluation = compute(args, &workloads, cases, keep)?;
     let mut setting = report::setting(&spec, workloads.len() as u64);
     setting.extend(calibration.map(|tables| ("Tables", tables.words([&spec]))));
@@ -118,6 +130,9 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
     if let (Some(file), Some(alone)) = (&args.html, evaluation.alone.first()) {
         write(file, &html::page(&report, alone, &kept))?;
     }
+    if let (Some(file), Some(alone)) = (&args.picture, evaluation.alone.first()) {
+        write(file, &pictured(&report, alone, &kept))?;
+    }
     let shown = kept.iter().find(|drawn| Some(&drawn.case) == shown);
     if let (Some(file), Some(shown)) = (&args.timeline, shown) {
         let mut about =
@@ -130,7 +145,7 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
     let figures = figures_of(evaluation);
     write_figures(args, &figures)?;
     print(&table::text(&report))?;
-    let written: Vec<String> = [&args.html, &args.timeline, &args.json, &args.csv]
+    let written: Vec<String> = files_of(args)
         .into_iter()
         .flatten()
         .map(|file| file.display().to_string())
@@ -139,6 +154,28 @@ fn run_one(args: &Args, cases: &[Case], calibration: Option<&Calibration>) -> an
         return Ok(());
     }
     print(&format!("\nwritten: {}\n", written.join(", ")))
+}
+
+/// Online alone, and the first three policies.
+fn pictured(report: &Report, alone: &Outcome, kept: &[Drawn<'_>]) -> String {
+    let names: Vec<String> = kept
+        .iter()
+        .map(|drawn| match drawn.case.compute {
+            Compute::NoControl => "Both, without control".to_owned(),
+            Compute::Tidegate if drawn.case == TIDEGATE => "Both, with Tidegate".to_owned(),
+            _ => drawn.case.to_string(),
+        })
+        .collect();
+    let of_policies = names.iter().zip(kept).take(3);
+    let mut shown = vec![Shown {
+        name: "Online alone",
+        outcome: alone,
+    }];
+    shown.extend(of_policies.map(|(name, drawn)| Shown {
+        name,
+        outcome: drawn.outcome,
+    }));
+    picture::svg(&shown, &format!("{}, in virtual time", report.source))
 }
 
 fn run_table(

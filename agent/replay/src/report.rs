@@ -4,6 +4,8 @@
 //! over the seeds, except maxima, which are the largest of any.
 
 pub mod html;
+mod occupancy;
+pub mod picture;
 pub mod table;
 
 use std::fmt::Write as _;

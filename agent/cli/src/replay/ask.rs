@@ -169,6 +169,11 @@ pub struct Args {
     /// Write a report with plots, as one self-contained HTML file
     #[arg(long, value_name = "FILE", help_heading = WRITTEN, conflicts_with = "many")]
     pub(super) html: Option<PathBuf>,
+    /// Draw who has the GPU as an SVG file: online alone and the first three
+    /// policies
+    #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = WRITTEN,
+          conflicts_with_all = ["many", "finetune"])]
+    pub(super) picture: Option<PathBuf>,
     /// Write a timeline for https://ui.perfetto.dev: of Tidegate, or else of
     /// the first policy
     #[arg(long, value_name = "FILE", verbatim_doc_comment, help_heading = WRITTEN,

@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 
 use crate::cases::{Case, memories, times};
-use crate::clock::Time;
 use crate::figures::{preempt_us, reclaim_ms, tpot_ms, ttft_ms};
 use crate::record::{Outcome, SpanKind};
+use crate::report::occupancy::occupancy;
 use crate::report::{BOUNDS, Report, Row, percent};
 use tidegate_text::numbers::{thousands, three};
 use tidegate_text::page::{cards, facts, plot, section, side_by_side, whole};
@@ -293,28 +293,7 @@ fn moment(outcome: &Outcome) -> String {
         .map(|from| (within(from), from))
         .reduce(|best, next| if next.0 > best.0 { next } else { best })
         .map_or(0.0, |(_, from)| from);
-    let fill = |wanted: &[SpanKind]| {
-        let mut columns = vec![0.0; COLUMNS];
-        let width = seconds / COLUMNS as f64;
-        let column = |at: Time| (at.as_secs_f64() - from) / width;
-        for span in outcome
-            .timeline
-            .iter()
-            .filter(|span| wanted.contains(&span.kind))
-        {
-            let (begin, end) = (
-                column(span.from).max(0.0),
-                column(span.to).min(COLUMNS as f64),
-            );
-            let mut at = begin;
-            while at < end {
-                let next = (at.floor() + 1.0).min(end);
-                columns[at as usize] += next - at;
-                at = next;
-            }
-        }
-        columns
-    };
+    let fill = |wanted: &[SpanKind]| occupancy(outcome, wanted, from, seconds, COLUMNS);
     let lanes = [
         (
             "online",
@@ -402,6 +381,7 @@ fn figures(report: &Report) -> String {
 mod tests {
     use super::*;
     use crate::cases::TIDEGATE;
+    use crate::clock::Time;
     use crate::record::{Preemption, Request, Span};
     use crate::report::Alone;
 
