@@ -393,6 +393,15 @@ fn storms_of_long_messages_are_read_at_their_tenants_pace() {
     honest.turns(1);
 }
 
+/// For so long the agent uses less than a quarter of a processor.
+fn uses_little(honest: &Honest, ns: u64) {
+    let agent = honest.node.agent.as_ref().expect("it runs").pid();
+    let (begun, used) = (monotonic_ns(), cpu_ns(agent));
+    wait_for("a while", || (monotonic_ns() >= begun + ns).then_some(()));
+    let (passed, used) = (monotonic_ns() - begun, cpu_ns(agent) - used);
+    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+}
+
 /// P-SECURITY-16: who wakes the agent for nothing is not listened to.
 #[test]
 fn a_stranger_that_wakes_without_a_ring_is_named_and_not_listened_to() {
@@ -406,13 +415,7 @@ fn a_stranger_that_wakes_without_a_ring_is_named_and_not_listened_to() {
     stranger.ask("device 0 0");
     stranger.tell("wake 30000");
     wait_for_refusal(&honest, "woke the agent without a ring");
-    let agent = honest.node.agent.as_ref().expect("it runs").pid();
-    let (begun, used) = (monotonic_ns(), cpu_ns(agent));
-    wait_for("a while", || {
-        (monotonic_ns() >= begun + 1_500_000_000).then_some(())
-    });
-    let (passed, used) = (monotonic_ns() - begun, cpu_ns(agent) - used);
-    assert!(used < passed / 4, "the agent used {used} of {passed} ns");
+    uses_little(&honest, 1_500_000_000);
     honest.turns(2);
 }
 
@@ -450,4 +453,29 @@ fn no_stranger_takes_the_memory_of_its_page_away() {
         eprintln!("!!! the agent may make no file immutable here: {made}");
     }
     honest.turns(2);
+}
+
+/// To look for another control file of a process is as long as its table of files.
+/// P-SECURITY-17: false claims cost their tenant what they cost the agent.
+#[test]
+fn false_claims_of_a_stranger_with_thousands_of_files_wait_for_each_other() {
+    let Some(mut honest) = Honest::beside_strangers("") else {
+        return;
+    };
+    let mut stranger = honest.stranger("liar");
+    assert_eq!(stranger.ask("table 4000"), "table 4000");
+    // One that stays long enough to be found false.
+    stranger.ask("report 0 0x6fffffff 0x6fffffff");
+    wait_so("a false claim", || {
+        counter(&honest.node, "foreign_claims") > 0
+    });
+    stranger.tell("lie 60000");
+    uses_little(&honest, 2_000_000_000);
+    // An honest one is proven meanwhile.
+    let mut newcomer = Peer::attached(&honest.node, "offline", "newcomer");
+    let (client, _) = newcomer.channels(0, 2);
+    honest.online.ask("busy 0");
+    wait_all(&honest.node, client, true);
+    honest.online.ask("idle 0");
+    wait_all(&honest.node, client, false);
 }

@@ -16,7 +16,7 @@ const fn attack(name: &'static str, what: &'static str, words: &'static [&'stati
 }
 
 /// Every kind.
-pub const ATTACKS: [Attack; 23] = [
+pub const ATTACKS: [Attack; 24] = [
     attack(
         "hook-connections",
         "connections to hook.sock",
@@ -97,6 +97,17 @@ pub const ATTACKS: [Attack; 23] = [
             "hello offline holes says-work",
             "device 0 0",
             "holes 5000",
+        ],
+    ),
+    attack(
+        "false-claims",
+        "false claims",
+        &[
+            "table 4000",
+            "connect",
+            "hello offline liar",
+            "device 0 0",
+            "lie 5000",
         ],
     ),
     attack(

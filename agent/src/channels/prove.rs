@@ -18,6 +18,7 @@ use crate::inbox::{Mailbox, NodeInput};
 use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::kinds::Process;
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
@@ -63,8 +64,14 @@ fn start_claims(
             for claim in claim_rx {
                 let (mailbox, session) = (mailbox.clone(), session_of(&claim));
                 let mps = mps.clone();
-                let prove = move || mailbox.put(NodeInput::Proof(look(claim, &mps)));
-                yard.put_for(session, prove);
+                yard.put_for(session, move || {
+                    let (proof, used) = measured(|| look(claim, &mps));
+                    let vain = matches!(&proof, Proof::Client { file: None, .. });
+                    mailbox.put(NodeInput::Proof(proof));
+                    if vain {
+                        std::thread::sleep(pause(used));
+                    }
+                });
             }
         })?;
     Ok(claim_tx)
@@ -72,6 +79,25 @@ fn start_claims(
 
 /// Proofs that may wait. The control thread tries again later when there are more.
 const AGAIN: usize = 4_096;
+
+/// A false claim costs the looks at all of its process' files. Its tenant's next claim waits so many times as long, so
+/// that however many files there are, one tenant's false claims take this part of a processor at most.
+const PART: u32 = 32;
+/// But not for longer than this: status does not take the thread for one that a file keeps waiting.
+const LONGEST: Duration = Duration::from_millis(900);
+
+/// How long a tenant's claims wait after a false one that took so much of a processor.
+fn pause(used: Duration) -> Duration {
+    (used * (PART - 1)).min(LONGEST)
+}
+
+/// What came of it, and the processor time that it took this thread.
+fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let before = crate::sys::thread_use();
+    let done = work();
+    let used = crate::sys::thread_use().since(before);
+    (done, Duration::from_nanos(used))
+}
 
 fn start_again(mailbox: Mailbox) -> std::io::Result<crossbeam_channel::Sender<Again>> {
     let (again_tx, again_rx) = crossbeam_channel::bounded::<Again>(AGAIN);
@@ -207,12 +233,12 @@ const LOOKED_AT: usize = 4_096;
 fn other_file(process: Process, client: u32) -> Option<File> {
     let pidfd = open(process)?;
     let files = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).ok()?;
-    files.flatten().take(LOOKED_AT).find_map(|entry| {
+    let control = files.flatten().take(LOOKED_AT).filter_map(|entry| {
         let target = std::fs::read_link(entry.path()).ok()?;
-        if target.as_os_str() != "/dev/nvidiactl" {
-            return None;
-        }
-        let fd = entry.file_name().to_str()?.parse().ok()?;
+        let named = target.as_os_str() == "/dev/nvidiactl";
+        named.then(|| entry.file_name().to_str()?.parse().ok())?
+    });
+    control.take(ASKED).find_map(|fd| {
         let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
         let file = adopt(file)?;
         matches!(file.owns(client), Ok(true)).then(|| channel::file(file))
@@ -237,9 +263,24 @@ mod tests {
         let own = crate::identity::process(pid).expect("it runs");
         assert!(open(own).is_some());
         let before = Process {
+/// Control files among them that are asked whether the client is theirs: each is a call of the driver.
+const ASKED: usize = 16;
             started: own.started - 1,
             ..own
         };
         assert!(open(before).is_none());
     }
 }
+    /// P-SECURITY-17: false claims cost their tenant what they cost the agent.
+    #[test]
+    fn false_claims_take_a_part_of_a_processor_and_an_honest_mistake_next_to_nothing() {
+        for used in [0, 20, 900, 8_000, 29_000].map(Duration::from_micros) {
+            assert_eq!(used * PART, used + pause(used), "{used:?}");
+        }
+        assert_eq!(pause(Duration::from_secs(5)), LONGEST);
+        let (sum, used) = measured(|| {
+            (0..20_000_000_u64).fold(0, |a, b| std::hint::black_box(a ^ b.rotate_left(7)))
+        });
+        assert!(used > Duration::ZERO, "{sum}");
+    }
+

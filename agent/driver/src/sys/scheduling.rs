@@ -62,6 +62,12 @@ pub fn thread_use() -> ThreadUse {
 }
 
 impl ThreadUse {
+    /// Processor time since `before`, ns, whatever it waited for.
+    #[must_use]
+    pub const fn since(self, before: Self) -> u64 {
+        self.ran_ns.saturating_sub(before.ran_ns)
+    }
+
     /// Processor time since `before`, ns, rounded up to the kernel's microsecond. None: it slept in between, for
     /// something that it waited for.
     #[must_use]

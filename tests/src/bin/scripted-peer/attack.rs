@@ -66,6 +66,17 @@ pub fn channels(client: u32, count: u32) -> Vec<Event> {
     (0..count).map(|at| channel(0x7000_0000 + at)).collect()
 }
 
+/// That clients of others are its own, with a channel each, and that they are gone.
+pub fn claims(from: u32, count: u32) -> Vec<Event> {
+    let claim = |client| {
+        let mut events = vec![Event::ClientUp(v1::ClientUp { client })];
+        events.extend(channels(client, 1));
+        events.push(Event::ClientDown(v1::ClientDown { client }));
+        events
+    };
+    (from..from + count).flat_map(claim).collect()
+}
+
 /// A cache, laid out otherwise than the one before it.
 pub fn cache(kv: u32, stripes: u32) -> v1::client_event::Event {
     v1::client_event::Event::KvRegistered(v1::KvRegistered {
@@ -79,6 +90,14 @@ pub fn cache(kv: u32, stripes: u32) -> v1::client_event::Event {
         backed: vec![0xff; stripes.div_ceil(8) as usize],
         ..v1::KvRegistered::default()
     })
+}
+
+/// So many open files, of no use.
+pub fn table(count: u64) -> Result<Vec<File>> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    (0..count).map(|_| File::open("/dev/null")).collect()
 }
 
 /// The ends of clients that never were.

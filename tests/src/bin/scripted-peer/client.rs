@@ -37,6 +37,7 @@ pub struct Peer {
     prober: bool,
     held: Vec<UnixStream>,
     /// Locks that [`attack::lock`] took.
+    table: Vec<std::fs::File>,
     locks: Vec<nix::fcntl::Flock<std::fs::File>>,
     /// Activity words by place, where there is no page.
     told: HashMap<usize, u64>,
@@ -247,6 +248,10 @@ impl Peer {
                 let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
                 for kv in 1.. {
                     if monotonic_ns() >= until {
+            "table" => {
+                self.table = attack::table(number(words, 0)?).map_err(text)?;
+                Ok(format!("table {}", self.table.len()))
+            }
                         break;
                     }
                     self.send(attack::cache(kv, 1_000))?;
@@ -269,6 +274,16 @@ impl Peer {
             "raw" => raw(words.first().copied().unwrap_or_default()),
             "hang" => {
                 std::thread::sleep(Duration::from_millis(number(words, 0)?));
+            "lie" => {
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                let mut from = 0x7000_0000;
+                while monotonic_ns() < until {
+                    self.rm(attack::claims(from, 32))?;
+                    from += 32;
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Ok(String::new())
+            }
                 Ok(String::new())
             }
             "drop" => {

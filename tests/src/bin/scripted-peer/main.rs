@@ -45,6 +45,8 @@
 //! untaken CALLS CONNECTIONS       ask so often how the node stands, on every second connection for events instead, and take no
 //!                                 answer; says `< cut` for each that is cut off
 //! storm TIMES COUNT               so many messages of so many changes to RM objects that nobody has
+//! table COUNT                     open so many files, of no use; prints `table COUNT`
+//! lie MS                          claim clients that it does not have, with a channel each, and let them go, again and again
 //! caches MS                       register caches of a thousand stripes, each laid out otherwise, as fast as possible
 //! wait MS                         say that launches wait, and that they wait no longer, as fast as possible
 //! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
