@@ -13,6 +13,7 @@
 //!   priority   decode, prompt, forward, backward in one process
 //!   share      whose turn it is, of several trainers
 //!   together   what runs beside an iteration of the same process, learnt from what it cost
+//!   ride       rows of background requests in the users' own steps, learnt the same way
 //! ```
 //!
 //! [`Leaser`] puts them together for one GPU whose trainer and online are two processes, which can only
@@ -36,6 +37,7 @@ pub mod plan;
 pub mod predict;
 pub mod priority;
 pub mod record;
+pub mod ride;
 pub mod share;
 pub mod slo;
 pub mod together;
