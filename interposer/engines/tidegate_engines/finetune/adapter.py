@@ -44,16 +44,17 @@ def save(model: Saves, target: Path) -> None:
         model.save_pretrained(str(part))
         for folder, _, files in os.walk(part):
             for path in (*(Path(folder) / name for name in files), Path(folder)):
-                _sync(path)
+                sync(path)
         # Onto an empty directory that somebody made meanwhile this succeeds, onto a full one it fails.
         os.rename(part, target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Brings a file or a directory's entries to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
