@@ -1,26 +1,12 @@
 //! A process whose sandbox lets no descriptor pass has no page and no proof: its edges come, and its
 //! launch gate goes, on the stream.
 
-use std::process::Command;
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{disabled, finished_after, process, status, wait_so};
-use tidegate_tests::{Node, Offline, Online, built, compile, monotonic_ns, wait_for, watch};
+use tidegate_tests::{Node, Offline, Online, monotonic_ns, wait_for, watch};
 use tidegate_vgpu::history::{self, Kind};
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"50ms\"\n";
-
-/// `program`, preloaded, in such a sandbox.
-fn sandboxed(node: &Node, program: &str, role: &str) -> Command {
-    let mut command = node.preloaded(compile(program, &["-lcuda"]), role);
-    let libraries = [
-        compile("sandbox", &["-shared", "-fPIC"]),
-        built("libtidegate.so"),
-        built("libvgpu_rm.so"),
-    ];
-    let preload = std::env::join_paths(libraries).expect("no colon in a path");
-    command.env("LD_PRELOAD", preload);
-    command
-}
 
 fn lane(node: &Node, pid: u32) -> Option<String> {
     let row = process(node, pid)?;
@@ -48,7 +34,7 @@ fn end_after(node: &Node, online: &Online, from: u64) -> u64 {
 #[test]
 fn launches_of_an_unproven_process_wait_for_online_work_and_pass_after_the_cooldown() {
     let node = Node::new(&[], FIXED);
-    let mut command = sandboxed(&node, "offline", "offline");
+    let mut command = node.sandboxed("offline", "offline");
     command.args(["1000000", "0"]);
     let mut offline = Offline::from_command(&mut command);
     offline.running();
@@ -79,7 +65,7 @@ fn edges_of_an_online_process_without_descriptors_gate_an_offline_one() {
     let mut offline = Offline::start(&node, 1_000_000, &[0]);
     offline.running();
     let pid = offline.process.pid();
-    let mut command = sandboxed(&node, "online", "online");
+    let mut command = node.sandboxed("online", "online");
     command.arg("0");
     let mut online = Online::from_command(&mut command);
     watch::wait_open(&node, 0, online.process.pid());

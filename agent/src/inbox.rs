@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 pub use tidegate_node::Input as NodeInput;
 pub use tidegate_node::message::{
-    Asked, Channel, Library, Newcomer, Peer, RmChange, Said, SetChannels, Tell, Ticket, Tunables,
-    Welcome,
+    Asked, Channel, Library, Newcomer, Offer, Peer, RmChange, Said, SetChannels, Tell, Ticket,
+    Tunables, Welcome,
 };
 use tidegate_node::ports::Outbox;
 use tidegate_node::spans::Span;

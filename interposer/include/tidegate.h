@@ -35,7 +35,7 @@
 extern "C" {
 #endif
 
-#define TG_ABI_VERSION 3
+#define TG_ABI_VERSION 4
 
 /* For tg_kv_scope_begin and tg_kv_register. */
 #define TG_KV_ELASTIC 1u /* online: begins without memory, grows with tg_reserve and shrinks with tg_release */
@@ -71,6 +71,14 @@ struct tg_training {
     double loss;              /* NaN: not known */
     const char *adapter;      /* where the finished adapter is; NULL: it is not finished */
     const char *served;       /* who answers with it; NULL: nobody */
+};
+
+/* What a trainer may run now: tg_lease. */
+struct tg_leased {
+    uint64_t until_ns;        /* CLOCK_MONOTONIC by which the units have to be over; 0: the gate is open, no lease is needed */
+    uint64_t tokens;          /* of the window that fits the lease; 0: as the trainer likes */
+    uint32_t units;           /* that may still begin under the lease; UINT32_MAX: any number */
+    uint32_t resident_layers; /* frozen layers that may stay in memory; UINT32_MAX: the agent says nothing about them */
 };
 
 struct tg_api {
@@ -160,6 +168,29 @@ struct tg_api {
      * after such a scope calls it before it uses the memory. -ENOMEM: there is too little, and the memory must not be
      * used. */
     int (*kv_whole)(void);
+
+    /* Version 4. A trainer beside a busy online engine. A *unit* is work that is run or not run, such as one layer of a
+     * window of tokens. A *lease* lets units run between two steps of the engine. `device` is the CUDA ordinal.
+     *
+     *   tg_unit(device, ...)       before each unit: what it is
+     *   tg_lease(device, ...)      waits until it may begin
+     *   ... launches the unit, and waits until the GPU has run it
+     *   tg_unit_done(device)
+     *
+     * -EINVAL: there is no such device. */
+
+    /* Version 4. Hot. The unit that could run next: whether it is a backward unit, the tokens of its window, how many such
+     * units follow one another without a pause, and what one takes alone in ns (0: not known). `most` 0: the trainer has no
+     * unit, and gives back the lease that it has. */
+    int (*unit)(uint32_t device, uint32_t backward, uint64_t tokens, uint32_t most, uint64_t unit_ns);
+    /* Version 4. Waits until a unit may begin: within a lease, or while the gate is open. Answers at once in a process that
+     * is not offline; without an agent it waits as long as a launch would. Waits `wait_ms` at most
+     * (UINT32_MAX: without limit). -EAGAIN: no unit may begin. -EINTR: a signal handler ran that interrupts what waits.
+     * `size` is that of the struct. */
+    int (*lease)(uint32_t device, uint32_t wait_ms, struct tg_leased *lease, size_t size);
+    /* Version 4. Hot. The unit is over: the GPU has run it. The lease ends with it if its units or its time are used up, if
+     * the agent has withdrawn it, or if tg_unit said that no unit follows. */
+    int (*unit_done)(uint32_t device);
 };
 
 static inline uint32_t tg_no_version(void) { return 0; }
@@ -221,6 +252,16 @@ static inline int tg_no_trainer(const struct tg_training *now, size_t size)
     (void)now, (void)size;
     return -ENOSYS;
 }
+static inline int tg_no_unit(uint32_t device, uint32_t backward, uint64_t tokens, uint32_t most, uint64_t unit_ns)
+{
+    (void)device, (void)backward, (void)tokens, (void)most, (void)unit_ns;
+    return -ENOSYS;
+}
+static inline int tg_no_lease(uint32_t device, uint32_t wait_ms, struct tg_leased *lease, size_t size)
+{
+    (void)device, (void)wait_ms, (void)lease, (void)size;
+    return -ENOSYS;
+}
 static inline int tg_no_publish(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count)
 {
     (void)request, (void)tokens, (void)blocks, (void)count;
@@ -273,6 +314,9 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(trainer, "tg_trainer", tg_no_trainer);
     TG_FIND(expect, "tg_expect", tg_no_usage);
     TG_FIND(kv_whole, "tg_kv_whole", tg_no_scope_end);
+    TG_FIND(unit, "tg_unit", tg_no_unit);
+    TG_FIND(lease, "tg_lease", tg_no_lease);
+    TG_FIND(unit_done, "tg_unit_done", tg_no_word);
 #undef TG_FIND
     return tg->abi_version();
 }

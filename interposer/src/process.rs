@@ -27,9 +27,13 @@ use core::sync::atomic::{
     fence,
 };
 use std::sync::Mutex;
-use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES, GATE_CLOSED, GATE_OPEN, Page};
+use tidegate_abi::page::{
+    ACTIVITY_BUSY, DEVICES, GATE_CLOSED, GATE_OPEN, LEASE_GIVEN, LEASE_NONE, LEASE_NUMBER,
+    LEASE_WITHDRAWN, Page,
+};
 use tidegate_core::activity::Counts;
 use tidegate_core::gate::{LaunchGate, Role};
+use tidegate_proto::v1;
 
 /// One process' state.
 #[derive(Debug)]
@@ -179,10 +183,10 @@ impl Process {
                 words.activity.fetch_or(ACTIVITY_BUSY, AcqRel);
             }
         }
-        self.memory.show_in_flight(page);
+        self.show(page);
         let old = PAGE.swap(core::ptr::from_ref(page).cast_mut(), SeqCst);
         // It may have changed before the page was shown.
-        self.memory.show_in_flight(page);
+        self.show(page);
         ring(page);
         // SAFETY: as in `page`.
         let old = unsafe { &*old };
@@ -190,6 +194,40 @@ impl Process {
         sys::futex_wake(&old.process.doorbell);
         for gate in &old.gates {
             sys::futex_wake(sys::low_half(&gate.gate));
+        }
+    }
+
+    fn show(&self, page: &Page) {
+        self.memory.show_in_flight(page);
+        self.memory.show_unit(page);
+    }
+
+    /// Sets the lease of a device in the page between agents, which a process obeys whose agent's page did not come.
+    pub fn set_private_lease(&self, device: usize, lease: &v1::Lease) {
+        let Some(words) = self.private.gates.get(device) else {
+            return;
+        };
+        let (number, state) = match (lease.lease, lease.withdrawn) {
+            (0, _) => (words.lease.load(Relaxed) >> LEASE_NUMBER, LEASE_NONE),
+            (number, true) => (number, LEASE_WITHDRAWN),
+            (number, false) => (number, LEASE_GIVEN),
+        };
+        let resident = lease
+            .resident_layers
+            .map_or(0, |layers| layers.saturating_add(1));
+        words.lease_until_ns.store(lease.until_ns, Release);
+        words.lease_units.store(lease.units, Release);
+        words.lease_tokens.store(lease.tokens, Release);
+        words.resident_layers.store(resident, Release);
+        words.lease.store(number << LEASE_NUMBER | state, Release);
+        sys::futex_wake(sys::low_half(&words.lease));
+    }
+
+    /// Forgets the leases of an agent that is gone: the next one numbers its own from the same number on.
+    pub fn forget_private_leases(&self) {
+        for (device, memory) in self.private.memory.iter().enumerate() {
+            self.set_private_lease(device, &v1::Lease::default());
+            memory.leased.store(0, Release);
         }
     }
 

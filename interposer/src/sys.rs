@@ -246,34 +246,58 @@ pub enum Waited {
 /// `FUTEX_WAIT` with a limit does not tell the two apart, `futex_waitv` does. Where there is none, before
 /// Linux 5.16 or under a filter, the wait goes on whatever is handled.
 pub fn futex_wait_interruptible(word: &AtomicU32, value: u32, limit_ns: u64) -> Waited {
-    let waiter = FutexWaitv {
+    match waits(&[waiter(word, value)], limit_ns) {
+        Some(waited) => waited,
+        None => {
+            futex_wait(word, value, limit_ns);
+            Waited::Over
+        }
+    }
+}
+
+/// The same of the low halves of two words, until one of them changes. Where there is no `futex_waitv`, it wakes for the
+/// first, and looks for the other every 20 ms.
+pub fn futex_wait_either(words: [(&AtomicU64, u64); 2], limit_ns: u64) -> Waited {
+    let low = words.map(|(word, value)| (low_half(word), (value & 0xffff_ffff) as u32));
+    let list = low.map(|(word, value)| waiter(word, value));
+    let Some(waited) = waits(&list, limit_ns) else {
+        let (word, value) = low[0];
+        futex_wait(word, value, limit_ns.min(20_000_000));
+        return Waited::Over;
+    };
+    waited
+}
+
+fn waiter(word: &AtomicU32, value: u32) -> FutexWaitv {
+    FutexWaitv {
         value: u64::from(value),
         address: word.as_ptr() as u64,
         flags: FUTEX_32,
         reserved: 0,
-    };
+    }
+}
+
+/// Waits on futexes as a blocking call of the system does; `None`: the system cannot.
+fn waits(list: &[FutexWaitv], limit_ns: u64) -> Option<Waited> {
     let end = at_the_latest(limit_ns);
-    // SAFETY: the waiter and the timespec are live for the call, and the word outlives it.
+    // SAFETY: the list and the timespec are live for the call, and the words outlive it.
     let result = unsafe {
         libc::syscall(
             SYS_FUTEX_WAITV,
-            &raw const waiter,
-            1,
+            list.as_ptr(),
+            list.len(),
             0,
             &raw const end,
             libc::CLOCK_MONOTONIC,
         )
     };
     if result >= 0 {
-        return Waited::Over;
+        return Some(Waited::Over);
     }
     match errno() {
-        libc::EINTR => Waited::Interrupted,
-        libc::EAGAIN | libc::ETIMEDOUT => Waited::Over,
-        _ => {
-            futex_wait(word, value, limit_ns);
-            Waited::Over
-        }
+        libc::EINTR => Some(Waited::Interrupted),
+        libc::EAGAIN | libc::ETIMEDOUT => Some(Waited::Over),
+        _ => None,
     }
 }
 
@@ -281,12 +305,7 @@ pub fn futex_wait_interruptible(word: &AtomicU32, value: u32, limit_ns: u64) -> 
 pub fn futex_wait_any(words: &[(&AtomicU32, u32)], limit_ns: u64) {
     let list: Vec<FutexWaitv> = words
         .iter()
-        .map(|(word, value)| FutexWaitv {
-            value: u64::from(*value),
-            address: word.as_ptr() as u64,
-            flags: FUTEX_32,
-            reserved: 0,
-        })
+        .map(|(word, value)| waiter(word, *value))
         .collect();
     let end = at_the_latest(limit_ns);
     // SAFETY: the list and the timespec are live for the call, and the words outlive it.

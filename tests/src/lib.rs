@@ -641,4 +641,18 @@ impl Node {
         }
         command
     }
+
+    /// `program`, a source of the tests, as [`Self::preloaded`], in a sandbox that lets no descriptor pass.
+    #[must_use]
+    pub fn sandboxed(&self, program: &str, role: &str) -> Command {
+        let mut command = self.preloaded(compile(program, &["-lcuda"]), role);
+        let libraries = [
+            compile("sandbox", &["-shared", "-fPIC"]),
+            built("libtidegate.so"),
+            built("libvgpu_rm.so"),
+        ];
+        let preload = libraries.map(PathBuf::into_os_string).join(OsStr::new(":"));
+        command.env("LD_PRELOAD", preload);
+        command
+    }
 }

@@ -7,7 +7,10 @@ use crate::{Node, monotonic_ns, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tidegate_abi::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN};
+use tidegate_abi::page::{
+    GATE_CLOSED, GATE_HELD, GATE_OPEN, LEASE_GIVEN, LEASE_NONE, LEASE_NUMBER, LEASE_WITHDRAWN,
+    LEASED_NUMBER, LEASED_OVER, LEASED_UNITS,
+};
 use tidegate_agent::grpc::crowd::Crowd;
 use tidegate_agent::grpc::peers::{self, Pages, Peer};
 use tidegate_agent::host::yard::Yard;
@@ -249,6 +252,65 @@ impl StandIn {
             }
         })
         .expect("the session has attached");
+    }
+
+    /// Gives session `at` a lease of all its devices, and opens its gate after that.
+    ///
+    /// # Panics
+    /// When there is no such session.
+    pub fn lend(&self, at: usize, lease: &v1::Lease) {
+        self.with(at, |session| {
+            for words in &session.page.gates {
+                words
+                    .lease_until_ns
+                    .store(lease.until_ns, Ordering::Release);
+                words.lease_units.store(lease.units, Ordering::Release);
+                words.lease_tokens.store(lease.tokens, Ordering::Release);
+                let resident = lease.resident_layers.map_or(0, |layers| layers + 1);
+                words.resident_layers.store(resident, Ordering::Release);
+            }
+        })
+        .expect("the session has attached");
+        self.lease_word(at, lease.lease, LEASE_GIVEN);
+        self.gate(at, Gate::Open);
+    }
+
+    /// Says that no unit of session `at` may begin any more under a lease.
+    pub fn withdraw(&self, at: usize, lease: u64) {
+        self.lease_word(at, lease, LEASE_WITHDRAWN);
+    }
+
+    /// Closes the gate of session `at`, and takes its lease away after that.
+    pub fn take_back(&self, at: usize, lease: u64) {
+        self.gate(at, Gate::Closed);
+        self.lease_word(at, lease, LEASE_NONE);
+    }
+
+    fn lease_word(&self, at: usize, lease: u64, state: u64) {
+        self.with(at, |session| {
+            for words in &session.page.gates {
+                let word = lease << LEASE_NUMBER | state;
+                words.lease.store(word, Ordering::Release);
+                futex_wake_low(&words.lease);
+            }
+        })
+        .expect("the session has attached");
+    }
+
+    /// Waits until session `at` says that a lease of its first device is over; the units that ran.
+    ///
+    /// # Panics
+    /// When it does not say so.
+    #[track_caller]
+    #[must_use]
+    pub fn over(&self, at: usize, lease: u64) -> u64 {
+        wait_for("the end of a lease", || {
+            let word = self.with(at, |session| {
+                session.page.memory[0].leased.load(Ordering::Acquire)
+            })?;
+            let over = word & LEASED_OVER != 0 && word >> LEASED_NUMBER == lease;
+            over.then_some(word & LEASED_UNITS)
+        })
     }
 
     /// Ends the stream of session `at`.

@@ -27,4 +27,4 @@ pub use futex::{
 };
 pub use namespaces::{Below, namespace_below, peer_groups};
 pub use scheduling::{ThreadUse, query_membarrier, schedule_fifo, thread_use};
-pub use shared::{SharedPage, SharedWords};
+pub use shared::{SharedBeats, SharedPage, SharedWords};

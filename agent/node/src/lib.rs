@@ -13,15 +13,17 @@
 //!     lanes     one job on one GPU: prepared calls, orders and answers, launch gates
 //!     proofs    whose an RM client is, asked again and again
 //!     memory    what processes say of their memory, and what they are ordered
+//!     leases    which process holds a lease, and what its words say
 //!     adoption  places in the journal, and channels that nobody claims
 //! ```
 //!
-//! Parts know each other only downwards (`shell > report > proofs, memory > lanes > members > gpus,
+//! Parts know each other only downwards (`shell > report > proofs, memory, leases > lanes > members > gpus,
 //! adoption, session > task, batch, journal, page`); upwards they ask by a request. [`task`] holds the rules of a GPU's issue thread, which is outside.
 #![forbid(unsafe_code)]
 
 mod adoption;
 pub mod batch;
+pub mod beats;
 mod bells;
 pub mod clock;
 pub mod counters;
@@ -31,6 +33,7 @@ pub mod journal;
 pub mod kinds;
 pub mod lanes;
 pub mod latency;
+mod leases;
 pub mod members;
 pub mod memory;
 pub mod message;

@@ -1,6 +1,7 @@
 //! The attached processes: they come, name their devices and channels, and go.
 
 mod claims;
+mod leases;
 mod objects;
 mod pages;
 mod terms;
@@ -35,6 +36,10 @@ pub struct Members {
     asks: bool,
     /// What policy was told of each job that is there, where it is not what policy takes a job for anyway.
     terms: BTreeMap<JobId, Terms>,
+    /// Processes that offer units.
+    trainers: BTreeSet<u64>,
+    /// Kept for its room: what one ring says of online's iterations.
+    news: Vec<tidegate_policy::lease::event::Event>,
 }
 
 impl Members {
@@ -303,6 +308,12 @@ impl Members {
                     session.work.streamed = session.work.streamed.max(units);
                 }
             }
+            Said::Beats(fd) => self.claim_beats(id, fd, cx),
+            Said::Unit(offer) => {
+                session.lease.streamed = offer;
+                self.hear_offer(id, cx);
+            }
+            Said::LeaseOver { slot, lease, units } => self.hear_over(id, (slot, lease, units), cx),
             Said::Device { .. }
             | Said::Rm { .. }
             | Said::Schedule(_)
@@ -403,6 +414,7 @@ impl Members {
     /// Takes a session out.
     pub(crate) fn remove(&mut self, id: u64) -> Option<Session> {
         self.bells.remove(id);
+        self.trainers.remove(&id);
         self.claims.release_all(id);
         let session = self.sessions.remove(&id)?;
         if let Some(job) = session.job {

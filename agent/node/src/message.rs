@@ -3,10 +3,11 @@
 
 pub mod memory;
 
+use crate::beats::BeatRef;
 use crate::clock::ProcessClock;
 use crate::file::{File, SentFile};
 use crate::kinds::{Level, Method, Process, Role, Switch, Tenant};
-use crate::page::{Activity, PageRef};
+use crate::page::{Activity, LeaseWords, PageRef};
 use crate::task::{Issued, Released, Sliced};
 use crate::text::Text;
 use crate::work::Training;
@@ -114,6 +115,8 @@ pub struct Library {
     pub takes_memory: bool,
     /// Its page tells whether it has work, if it is asked to look.
     pub says_work: bool,
+    /// It has words for leases: a trainer takes them, an online engine says its iterations.
+    pub knows_leases: bool,
 }
 
 /// What a process asked to be, and what became of that.
@@ -226,6 +229,19 @@ pub enum Said {
     Training(Box<Training>),
     /// Useful units of work since the greeting, of a process without a page.
     Progress(u64),
+    /// Its descriptor of the page on which it says its iterations.
+    Beats(i32),
+    /// What its trainer could run next, of a process without a page.
+    Unit(Offer),
+    /// Its trainer ended a lease, of a process without a page.
+    LeaseOver {
+        /// Place of the device.
+        slot: u32,
+        /// Which.
+        lease: u64,
+        /// Units that ran.
+        units: u64,
+    },
 }
 
 /// A change in a process' RM objects.
@@ -311,6 +327,28 @@ pub enum Tell {
     Set(SetChannels),
     /// An order about memory.
     Memory(Box<MemoryOrder>),
+    /// It is to say its iterations.
+    BeatsWanted,
+    /// The lease of a device, for a process without a page.
+    Lease {
+        /// Place of the device.
+        slot: u32,
+        /// The lease.
+        lease: LeaseWords,
+    },
+}
+
+/// What a trainer could run next, as it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// So many in a row; 0: it takes no lease.
+    pub most: u32,
+    /// A backward unit.
+    pub backward: bool,
+    /// Tokens of its window.
+    pub tokens: u64,
+    /// What one takes alone, ns; 0: it does not say.
+    pub unit_ns: u64,
 }
 
 /// See [`Tell::Set`].
@@ -375,6 +413,15 @@ pub enum Claim {
         /// The client it reports.
         client: u32,
     },
+    /// Map the page on which a process says its iterations.
+    Beats {
+        /// The session.
+        session: u64,
+        /// Its process.
+        process: Process,
+        /// The process' own descriptor.
+        fd: i32,
+    },
     /// Take a copy of a process' UVM file.
     Uvm {
         /// The session.
@@ -411,6 +458,13 @@ pub enum Proof {
         session: u64,
         /// The client.
         client: u32,
+    },
+    /// The page on which it says its iterations (None: it is not one, or cannot be had).
+    Beats {
+        /// The session.
+        session: u64,
+        /// To be read for this session only.
+        page: Option<BeatRef>,
     },
     /// A copy of its UVM file (None: it is not, or cannot be had).
     Uvm {

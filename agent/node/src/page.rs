@@ -3,7 +3,7 @@
 use crate::clock::ProcessClock;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tidegate_abi::gate::{self, Gate};
 use tidegate_abi::page::{self, ACTIVITY_BUSY, DeviceWords, MemoryWords, Page};
@@ -18,6 +18,8 @@ pub trait PageMemory: fmt::Debug + Send + Sync {
     fn page(&self) -> &Page;
     /// Wakes every launch that sleeps on the gate word of device `slot`.
     fn wake_gate(&self, slot: usize);
+    /// Wakes who sleeps on the lease word of device `slot`; nobody does in the memory of a test.
+    fn wake_lease(&self, _slot: usize) {}
 }
 
 /// A page. Its process is a tenant: every word may hold anything at any time.
@@ -104,6 +106,20 @@ impl PageRef {
             self.0.memory.wake_gate(slot);
         }
     }
+
+    /// Writes the lease of device `slot`, its number and state last, and wakes who waits for it.
+    pub fn set_lease(&self, slot: usize, lease: &LeaseWords) {
+        let Some(words) = self.gates.get(slot) else {
+            return;
+        };
+        let store = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+        store(&words.lease_until_ns, lease.until_ns);
+        store(&words.lease_units, u64::from(lease.units));
+        store(&words.lease_tokens, 0);
+        let word = lease.number << page::LEASE_NUMBER | lease.state.word();
+        words.lease.store(word, Ordering::Release);
+        self.0.memory.wake_lease(slot);
+    }
 }
 
 impl std::ops::Deref for PageRef {
@@ -111,6 +127,40 @@ impl std::ops::Deref for PageRef {
 
     fn deref(&self) -> &Page {
         self.0.memory.page()
+    }
+}
+
+/// The words of a lease, as they are written for a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseWords {
+    /// Which.
+    pub number: u64,
+    /// How it stands.
+    pub state: LeaseState,
+    /// By when it has to be over, by the clock of the process.
+    pub until_ns: u64,
+    /// Units at most.
+    pub units: u32,
+}
+
+/// How a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// None is needed.
+    None,
+    /// Units may begin.
+    Given,
+    /// No unit may begin any more.
+    Withdrawn,
+}
+
+impl LeaseState {
+    const fn word(self) -> u64 {
+        match self {
+            Self::None => page::LEASE_NONE,
+            Self::Given => page::LEASE_GIVEN,
+            Self::Withdrawn => page::LEASE_WITHDRAWN,
+        }
     }
 }
 

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use tidegate_policy::config::{FairMode, Suspects};
 use tidegate_policy::event::Event;
 use tidegate_policy::fair::UserShare;
-use tidegate_policy::ids::{GpuId, GpuSet, JobId};
+use tidegate_policy::ids::{GpuId, GpuSet, JobId, LeaseId};
+use tidegate_policy::lease::Leasing;
 
 /// One thing to be done elsewhere.
 #[derive(Debug)]
@@ -47,6 +48,13 @@ pub(crate) enum Request {
     Tickets(u64),
     /// The same of a whole job.
     JobTickets(JobId),
+    /// A process says that nothing of it runs any more under a lease.
+    LeaseOver {
+        session: u64,
+        gpu: GpuId,
+        lease: LeaseId,
+        units: u32,
+    },
     /// Make anew which activity words forbid an enable.
     Guards,
     /// Read the activity of every online process on these GPUs.
@@ -108,6 +116,8 @@ pub(crate) struct Settings {
     pub users: BTreeMap<u32, UserShare>,
     /// Jobs are to share by timeslices.
     pub slices: bool,
+    /// What leases are given by; None: they are off.
+    pub leases: Option<Leasing>,
     /// MPS runs, so a process that sent no file may be its client.
     pub mps: bool,
 }
@@ -120,6 +130,7 @@ impl Settings {
         self.stall_ns = tunables.stall_ns;
         self.answer_ns = tunables.answer_ns;
         self.users.clone_from(&tunables.users);
+        self.leases = tunables.policy.leases;
         self.slices = tunables.policy.fair.mode == FairMode::Slices;
         self.ignore_suspects = tunables.policy.suspects == Suspects::Ignore;
     }

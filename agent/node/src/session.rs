@@ -1,21 +1,22 @@
 //! What the shell keeps of one attached process.
 
+use crate::beats::{BeatRef, Follower};
 use crate::clock::ProcessClock;
 use crate::file::{File, Files};
 use crate::journal::Place;
 use crate::kinds::{Level, Process, Role};
 use crate::message::memory::Blocker;
-use crate::message::{Asked, Channel, Library, Newcomer, Peer, Tell, Ticket};
-use crate::page::{Activity, PageRef};
+use crate::message::{Asked, Channel, Library, Newcomer, Offer, Peer, Tell, Ticket};
+use crate::page::{Activity, LeaseState, LeaseWords, PageRef};
 use crate::ports::Outbox;
 use crate::request::Settings;
 use crate::task::Before;
 use crate::work::{Totals, Work};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES};
 use tidegate_policy::fair::Gives;
-use tidegate_policy::ids::{Bytes, GpuId, JobId, ReclaimId};
+use tidegate_policy::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId};
 
 /// Channels one session may have managed.
 pub const CHANNELS: usize = 1_024;
@@ -67,6 +68,35 @@ pub struct Session {
     pub note: String,
     /// What it says of its work.
     pub work: Work,
+    /// What leases have to do with it.
+    pub lease: Leasing,
+}
+
+/// What leases have to do with a process.
+#[derive(Debug, Default)]
+pub struct Leasing {
+    /// Offline: tells its units from those of other jobs.
+    pub salt: u64,
+    /// Offline: what its trainer offered last, as passed on, and where.
+    pub offered: Offer,
+    /// See `offered`.
+    pub offered_on: GpuSet,
+    /// Offline, without a page: what it said.
+    pub streamed: Offer,
+    /// Offline: its trainer offers units, so that its doorbell is heard.
+    pub trains: bool,
+    /// Offline: what its devices were told of leases last, by place in its page.
+    pub told: [Option<LeaseWords>; DEVICES],
+    /// Offline: what it did under a lease, as last passed on, by place in its page.
+    pub done: [u64; DEVICES],
+    /// Online: it was asked for its iterations.
+    pub asked: bool,
+    /// Online: it sent a page for them. It may once.
+    pub claimed: bool,
+    /// Online: where it says them.
+    pub beats: Option<BeatRef>,
+    /// Online: what is known of them, by place in its page.
+    pub followers: BTreeMap<usize, Follower>,
 }
 
 /// How a process is reached, and what it last said there.
@@ -219,6 +249,12 @@ impl Vain {
     }
 }
 
+/// The same number for the same name, in every run of the agent: FNV-1a.
+fn salt(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
 impl Session {
     /// The session of a newcomer.
     #[must_use]
@@ -261,6 +297,10 @@ impl Session {
             },
             note: String::new(),
             work: Work::default(),
+            lease: Leasing {
+                salt: salt(&newcomer.job),
+                ..Leasing::default()
+            },
         }
     }
 
@@ -332,6 +372,41 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Tells it the lease of a device.
+    pub fn tell_lease(&mut self, slot: usize, lease: LeaseWords) {
+        let Some(told) = self.lease.told.get_mut(slot) else {
+            return;
+        };
+        if told.replace(lease) == Some(lease) {
+            return;
+        }
+        if let Some(page) = &self.link.page {
+            return page.set_lease(slot, &lease);
+        }
+        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+        self.tell(Tell::Lease { slot, lease });
+    }
+
+    /// Tells it that no lease of a device stands. `free`: it needs none.
+    pub fn tell_no_lease(&mut self, slot: usize, free: bool) {
+        let told = self.lease.told.get(slot).copied().flatten();
+        let state = if free {
+            LeaseState::None
+        } else {
+            LeaseState::Withdrawn
+        };
+        let number = told.map_or(0, |told| told.number);
+        self.tell_lease(
+            slot,
+            LeaseWords {
+                number,
+                state,
+                until_ns: 0,
+                units: 0,
+            },
+        );
     }
 
     /// The driver's files of it, for who has to hold them longer.

@@ -28,6 +28,7 @@ use crate::gpus::Gpus;
 use crate::journal::{Journal, Marked};
 use crate::kinds::{Gpu, Level, Method, Switch};
 use crate::lanes::{Lanes, all_said, said};
+use crate::leases::{Leases, Lending};
 use crate::members::{Field, Members};
 use crate::memory::Memory;
 use crate::message::{Input, Tunables};
@@ -88,6 +89,7 @@ pub struct Shell {
     pub(crate) lanes: Lanes,
     proofs: Proofs,
     memory: Memory,
+    leases: Leases,
     pub(crate) adoption: Adoption,
     usage: Usage,
     spans: Spans,
@@ -157,6 +159,7 @@ impl Shell {
             lanes: Lanes::new(gpus),
             proofs: Proofs::default(),
             memory: Memory::new(),
+            leases: Leases::default(),
             adoption: Adoption::new(parts.journal, parts.adopted, now),
             usage: Usage::new(usize::from(count), now),
             spans: Spans::new(usize::from(count), now),
@@ -173,6 +176,7 @@ impl Shell {
                 answer_ns: parts.tunables.answer_ns,
                 users: parts.tunables.users,
                 slices: policy.fair.mode == FairMode::Slices,
+                leases: policy.leases,
                 mps: parts.mps,
             },
             counters: Counters::default(),
@@ -278,6 +282,9 @@ impl Shell {
         for job in self.members.live_jobs() {
             self.say_terms(job);
         }
+        if self.settings.leases.is_none() {
+            self.members.forget_leases(&mut context!(self));
+        }
         self.memory.shares_stale = true;
         self.settle();
     }
@@ -360,6 +367,15 @@ impl Shell {
                 let level = self.settings.level;
                 self.lanes
                     .release_job_tickets(job, &mut self.members, level);
+            }
+            Request::LeaseOver {
+                session,
+                gpu,
+                lease,
+                units,
+            } => {
+                let by = (session, gpu);
+                self.leases.over(by, (lease, units), &mut context!(self));
             }
             Request::Guards => {
                 let ignore = self.settings.ignore_suspects;
@@ -519,6 +535,7 @@ impl Shell {
             self.carry_out(effect);
             self.settle();
         }
+        self.leases.settle(&self.policy, &mut self.members);
         self.flow.carrying_out = false;
         self.flow.effects = effects;
         self.account();
@@ -545,8 +562,28 @@ impl Shell {
                 self.lanes
                     .slice((job, gpu), slice, members, &mut context!(self));
             }
-            // Nothing of a process takes leases yet, and no setting switches them on.
-            Effect::Lease { .. } | Effect::Withdraw { .. } => {}
+            Effect::Lease {
+                job,
+                gpu,
+                lease,
+                units,
+                until,
+                ..
+            } => {
+                let grace_ns = self.settings.leases.map_or(0, |own| own.grace_ns);
+                let lending = Lending {
+                    job,
+                    gpu,
+                    lease,
+                    units,
+                    until_ns: until.as_nanos().saturating_sub(grace_ns),
+                };
+                let members = &mut self.members;
+                self.leases.lend(lending, members, &mut context!(self));
+            }
+            Effect::Withdraw { gpu, lease, .. } => {
+                self.leases.withdraw((gpu, lease), &mut self.members);
+            }
             Effect::ReadActivity { gpus } => context!(self).ask(Request::ReadActivity(gpus)),
             Effect::WakeAt(at) => self.time.timer = Some(at.as_nanos()),
             Effect::Emit(report) => {

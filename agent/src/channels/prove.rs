@@ -19,6 +19,8 @@ use crate::rm::{self, ControlFile, RmError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
+use tidegate_abi::beats::BeatPage;
+use tidegate_node::beats::{BeatMemory, BeatRef};
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::kinds::Process;
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
@@ -77,9 +79,6 @@ fn start_claims(
     Ok(claim_tx)
 }
 
-/// Proofs that may wait. The control thread tries again later when there are more.
-const AGAIN: usize = 4_096;
-
 /// A false claim costs the looks at all of its process' files. Its tenant's next claim waits so many times as long, so
 /// that however many files there are, one tenant's false claims take this part of a processor at most.
 const PART: u32 = 32;
@@ -98,6 +97,9 @@ fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let used = crate::sys::thread_use().since(before);
     (done, Duration::from_nanos(used))
 }
+
+/// Proofs that may wait. The control thread tries again later when there are more.
+const AGAIN: usize = 4_096;
 
 fn start_again(mailbox: Mailbox) -> std::io::Result<crossbeam_channel::Sender<Again>> {
     let (again_tx, again_rx) = crossbeam_channel::bounded::<Again>(AGAIN);
@@ -135,6 +137,7 @@ const fn session_of(claim: &Claim) -> u64 {
         Claim::File { session, .. }
         | Claim::Taken { session, .. }
         | Claim::Client { session, .. }
+        | Claim::Beats { session, .. }
         | Claim::Uvm { session, .. } => *session,
     }
 }
@@ -180,6 +183,14 @@ fn look(claim: Claim, mps: &Mps) -> Proof {
                 file,
             }
         }
+        Claim::Beats {
+            session,
+            process,
+            fd,
+        } => Proof::Beats {
+            session,
+            page: beat_page(process, fd),
+        },
         Claim::Uvm {
             session,
             process,
@@ -216,6 +227,29 @@ fn adopt(file: OwnedFd) -> Option<ControlFile> {
     ControlFile::adopt(file).ok()
 }
 
+/// The page behind descriptor `fd` of a process, if it is memory that nobody can take away.
+fn beat_page(process: Process, fd: i32) -> Option<BeatRef> {
+    let pidfd = open(process)?;
+    let file = crate::sys::pidfd_getfd(pidfd.as_fd(), fd).ok()?;
+    hurry(&file);
+    match crate::sys::SharedBeats::map(file.as_fd()) {
+        Ok(page) => Some(BeatRef::new(Mapped(page))),
+        Err(error) => {
+            tracing::debug!(pid = process.pid, %error, "no page for iterations");
+            None
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Mapped(crate::sys::SharedBeats);
+
+impl BeatMemory for Mapped {
+    fn page(&self) -> &BeatPage {
+        &self.0
+    }
+}
+
 /// A copy of descriptor `fd` of a process, if it is the driver's UVM file.
 fn uvm_file(process: Process, fd: i32) -> Option<OwnedFd> {
     let node = std::fs::metadata("/dev/nvidia-uvm").ok()?.rdev();
@@ -228,6 +262,8 @@ fn uvm_file(process: Process, fd: i32) -> Option<OwnedFd> {
 
 /// Descriptors of a process among which another control file is looked for.
 const LOOKED_AT: usize = 4_096;
+/// Control files among them that are asked whether the client is theirs: each is a call of the driver.
+const ASKED: usize = 16;
 
 /// Another control file of the process that owns `client`: a process may open the device twice.
 fn other_file(process: Process, client: u32) -> Option<File> {
@@ -257,20 +293,6 @@ fn report(client: u32, error: &RmError) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_number_that_went_to_another_process_names_none() {
-        let pid = std::process::id().cast_signed();
-        let own = crate::identity::process(pid).expect("it runs");
-        assert!(open(own).is_some());
-        let before = Process {
-/// Control files among them that are asked whether the client is theirs: each is a call of the driver.
-const ASKED: usize = 16;
-            started: own.started - 1,
-            ..own
-        };
-        assert!(open(before).is_none());
-    }
-}
     /// P-SECURITY-17: false claims cost their tenant what they cost the agent.
     #[test]
     fn false_claims_take_a_part_of_a_processor_and_an_honest_mistake_next_to_nothing() {
@@ -284,3 +306,15 @@ const ASKED: usize = 16;
         assert!(used > Duration::ZERO, "{sum}");
     }
 
+    #[test]
+    fn a_number_that_went_to_another_process_names_none() {
+        let pid = std::process::id().cast_signed();
+        let own = crate::identity::process(pid).expect("it runs");
+        assert!(open(own).is_some());
+        let before = Process {
+            started: own.started - 1,
+            ..own
+        };
+        assert!(open(before).is_none());
+    }
+}

@@ -292,6 +292,37 @@ impl Loaded {
                 )));
             }
         }
+        self.check_lease(rows)
+    }
+
+    /// A promise is of both times, and what a lease may overrun is not longer than what it is kept for.
+    fn check_lease(&self, rows: &[Row]) -> Result<(), ConfigError> {
+        let lease = &self.config.lease;
+        let last = |keys: &[&str]| {
+            let mut said = rows.iter().rev();
+            said.find(|row| keys.contains(&row.key.as_str()))
+        };
+        let value = |path| setting(path).map_or_else(String::new, |s| s.show(&self.config));
+        if lease.tpot.is_some()
+            && lease.ttft.is_none()
+            && let Some(row) = last(&["lease.tpot", "lease.ttft"])
+        {
+            return Err(row.wrong(format!(
+                "lease.tpot is {} and lease.ttft is {}: leases need both; set lease.ttft to the time to first token \
+                 that online promises, or lease.tpot to \"off\"",
+                value("lease.tpot"),
+                value("lease.ttft"),
+            )));
+        }
+        if lease.tpot.is_some_and(|tpot| lease.grace > tpot)
+            && let Some(row) = last(&["lease.tpot", "lease.grace"])
+        {
+            return Err(row.wrong(format!(
+                "lease.grace ({}) is above lease.tpot ({}): one lease that overruns would break the promise",
+                value("lease.grace"),
+                value("lease.tpot"),
+            )));
+        }
         Ok(())
     }
 }

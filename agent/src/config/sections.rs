@@ -38,6 +38,8 @@ pub struct Config {
     pub memory: Memory,
     /// `[slo]`
     pub slo: Slo,
+    /// `[lease]`
+    pub lease: Lease,
     /// `bench.ungated`: the longest block in which an operator may let offline run beside online; 0: none.
     pub ungated: Duration,
     /// `[agent_loss]`
@@ -227,6 +229,38 @@ pub struct Slo {
     pub ttft: Option<u32>,
     /// `tpot`: the same of the mean time per further token.
     pub tpot: Option<u32>,
+}
+
+/// `[lease]`: what online promises its users while trainers run beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// `tpot`: mean time per further token of a request; `None`: "off", and no lease is given.
+    pub tpot: Option<Duration>,
+    /// `ttft`: time to first token; `None`: "off". `tpot` needs it.
+    pub ttft: Option<Duration>,
+    /// `margin`: what of the promise is left unused, in thousandths.
+    pub margin: u32,
+    /// `grace`: how much longer a lease may take before its trainer is disabled.
+    pub grace: Duration,
+}
+
+impl Lease {
+    /// The promise, where leases are on: time to first token and per further token.
+    #[must_use]
+    pub fn promise(&self) -> Option<(Duration, Duration)> {
+        self.ttft.zip(self.tpot)
+    }
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self {
+            tpot: None,
+            ttft: None,
+            margin: 50,
+            grace: Duration::from_micros(500),
+        }
+    }
 }
 
 impl Slo {
@@ -419,6 +453,7 @@ impl Default for Config {
                 restore_interval: Duration::from_secs(1),
             },
             slo: Slo::default(),
+            lease: Lease::default(),
             ungated: Duration::ZERO,
             tuning: Tuning::default(),
             watching: Watching::default(),

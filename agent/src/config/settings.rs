@@ -9,7 +9,9 @@ use super::sections::{
 };
 use super::tuning::ms;
 use super::users::show_users;
-use super::value::{Named, Row, quoted, quoted_name, show_bytes, show_duration, show_rise};
+use super::value::{
+    Named, Row, quoted, quoted_name, show_bytes, show_duration, show_part, show_rise,
+};
 use super::watching;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,6 +118,17 @@ macro_rules! setting {
             show: |config| quoted(&show_rise(config.$($at).+)),
         }
     };
+    ($path:literal, $applies:ident, promised($($at:ident).+, $shortest:expr, $longest:expr)) => {
+        Setting {
+            path: $path,
+            applies: Applies::$applies,
+            take: |config, row| {
+                config.$($at).+ = row.promised($shortest, $longest)?;
+                Ok(())
+            },
+            show: |config| quoted(&config.$($at).+.map_or_else(|| "off".to_owned(), show_duration)),
+        }
+    };
     ($path:literal, $applies:ident, count($($at:ident).+)) => {
         Setting {
             path: $path,
@@ -149,7 +162,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 53] = [
+pub static SETTINGS: [Setting; 57] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -328,6 +341,24 @@ pub static SETTINGS: [Setting; 53] = [
     ),
     setting!("slo.ttft", Now, rise(slo.ttft)),
     setting!("slo.tpot", Now, rise(slo.tpot)),
+    // An iteration of a small model takes a millisecond.
+    setting!("lease.tpot", Now, promised(lease.tpot, ms(1), ms(10_000))),
+    setting!("lease.ttft", Now, promised(lease.ttft, ms(1), HOUR)),
+    setting!(
+        "lease.margin",
+        Now,
+        |config, row| {
+            config.lease.margin = row.part()?;
+            Ok(())
+        },
+        |config| quoted(&show_part(config.lease.margin))
+    ),
+    // A trainer hears of its lease and answers within a tenth of that on an idle core.
+    setting!(
+        "lease.grace",
+        Now,
+        time(lease.grace, Duration::from_micros(100), ms(1_000))
+    ),
     // Online's users pay for it meanwhile.
     setting!("bench.ungated", Now, time(ungated, Duration::ZERO, HOUR)),
     setting!("memory.pool", Restart, size(memory.pool)),

@@ -1,12 +1,14 @@
 //! What the control thread and the policy take from the operator's settings.
 
 use super::load::Loaded;
-use super::sections::{Cooldown, FairMode, LongGate, Slo, Suspects};
+use super::sections::{Config, Cooldown, FairMode, LongGate, Slo, Suspects};
 use crate::clock;
 use crate::inbox::Tunables;
 use tidegate_node::kinds::Level;
 use tidegate_policy::config as policy;
 use tidegate_policy::ids::Bytes;
+use tidegate_policy::lease::Leasing;
+use tidegate_policy::lease::slo::Promise;
 
 /// What the control thread can be told while it runs.
 #[must_use]
@@ -33,11 +35,35 @@ fn slo(loaded: &Loaded) -> Option<policy::Slo> {
     })
 }
 
+/// One switch of the GPU between two processes. No source: nobody has measured it on a card, replay assumes 200 us.
+const SWITCH_NS: u64 = 250_000;
+/// What online waits when a trainer is stopped in mid-unit: about the 1.08 ms of a preemption on an H200
+/// (`tests/hardware`).
+const GATE_NS: u64 = 1_000_000;
+/// Of a thousand requests so many may be late: a promise is of the 99th percentile.
+const LATE_PERMILLE: u32 = 10;
+
+/// What leases are given by; None: there are none.
+fn leases(config: &Config) -> Option<Leasing> {
+    let (ttft, tpot) = config.lease.promise()?;
+    Some(Leasing {
+        promise: Promise::Tail {
+            ttft_ns: clock::nanos(ttft),
+            tpot_ns: clock::nanos(tpot),
+            late_permille: LATE_PERMILLE,
+        },
+        margin_permille: config.lease.margin,
+        switch_ns: SWITCH_NS,
+        gate_ns: GATE_NS,
+        grace_ns: clock::nanos(config.lease.grace),
+    })
+}
+
 /// The policy's settings from the operator's.
 fn policy_config(loaded: &Loaded, level: Level) -> policy::Config {
     let config = &loaded.config;
     policy::Config {
-        leases: None,
+        leases: leases(config),
         slo: slo(loaded),
         frozen_after: config.tuning.frozen_after,
         start_hold: config.tuning.start_hold,

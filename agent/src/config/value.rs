@@ -112,6 +112,31 @@ impl Row {
         )))
     }
 
+    /// A time from `shortest` to `longest`, or "off".
+    pub fn promised(
+        &self,
+        shortest: Duration,
+        longest: Duration,
+    ) -> Result<Option<Duration>, ConfigError> {
+        match self.text("\"off\" or a time such as \"20ms\"")? {
+            "off" => Ok(None),
+            _ => self.within(shortest, longest).map(Some),
+        }
+    }
+
+    /// A part such as "5%", to half of it all, in thousandths.
+    pub fn part(&self) -> Result<u32, ConfigError> {
+        let text = self.text("a part such as \"5%\"")?;
+        let basis = rise(&format!("+{text}")).filter(|basis| basis.is_multiple_of(10));
+        let permille = basis.map(|basis| basis / 10);
+        permille.filter(|part| *part <= MOST_PART).ok_or_else(|| {
+            self.wrong(format!(
+                "`{text}`: write a part such as \"5%\" (one decimal at most), from \"0%\" to \"{}\"",
+                show_part(MOST_PART)
+            ))
+        })
+    }
+
     /// A size in bytes.
     pub fn bytes(&self) -> Result<u64, ConfigError> {
         let text = self.text("a size such as \"64MiB\"")?;
@@ -177,6 +202,8 @@ impl Row {
 const LEAST_RISE: u32 = 15;
 /// Most: twice as long.
 const MOST_RISE: u32 = 10_000;
+/// Most that may be left of a promise, in thousandths: half of it.
+const MOST_PART: u32 = 500;
 
 /// "+0.5%" in hundredths of a percent.
 #[must_use]
@@ -190,6 +217,14 @@ pub fn rise(text: &str) -> Option<u32> {
     let whole: u32 = whole.parse().ok()?;
     let part: u32 = format!("{part:0<2}").parse().ok()?;
     whole.checked_mul(100)?.checked_add(part)
+}
+
+/// As [`Row::part`] reads it.
+pub(super) fn show_part(permille: u32) -> String {
+    match (permille / 10, permille % 10) {
+        (whole, 0) => format!("{whole}%"),
+        (whole, part) => format!("{whole}.{part}%"),
+    }
 }
 
 /// As [`Row::rise`] reads it.

@@ -538,9 +538,8 @@ impl<'a> View<'a> {
             JobState::Running | JobState::Unmanaged if stuck > 0 => v1::JobState::Unknown,
             _ if view.paused || self.shell.policy().is_drained() => v1::JobState::Paused,
             _ if held_up.is_some() => v1::JobState::Unknown,
-            JobState::Running | JobState::Breathing | JobState::Leased | JobState::Enabling => {
-                v1::JobState::Running
-            }
+            JobState::Leased => v1::JobState::Leased,
+            JobState::Running | JobState::Breathing | JobState::Enabling => v1::JobState::Running,
             JobState::Disabling | JobState::Gated => v1::JobState::Gated,
             JobState::Unknown => v1::JobState::Unknown,
             JobState::Unmanaged => v1::JobState::Unmanaged,

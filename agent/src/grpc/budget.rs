@@ -68,7 +68,7 @@ pub fn cost(event: &Event) -> u64 {
         }
         Event::Reclaimed(done) => STRIPE * count(&done.stripes),
         Event::Restored(done) => STRIPE * count(&done.stripes),
-        Event::ControlFile(_) | Event::UvmFile(_) => FILE,
+        Event::ControlFile(_) | Event::UvmFile(_) | Event::BeatPage(_) => FILE,
         _ => 0,
     };
     MESSAGE + items + event.encoded_len() as u64 / BYTES
@@ -90,7 +90,7 @@ pub fn longest(kind: &[u8]) -> usize {
     };
     match tag >> 3 {
         // Changes of RM objects, a cache, what was moved of it, requests; what a newer library says.
-        3 | 11 | 14..=16 | 26.. => MESSAGE_LIMIT,
+        3 | 11 | 14..=16 | 29.. => MESSAGE_LIMIT,
         6 => HOOKS,
         _ => PLAIN,
     }
@@ -359,9 +359,9 @@ mod tests {
         assert_eq!(begins(hooks), HOOKS);
         assert_eq!(lists.map(begins), [MESSAGE_LIMIT; 4]);
         assert_eq!(
-            longest(&[0xd2, 1]),
+            longest(&[0xea, 1]),
             MESSAGE_LIMIT,
-            "field 26 is of a newer library"
+            "field 29 is of a newer library"
         );
         assert_eq!([&[][..], &[0xff], &[8, 1]].map(longest), [PLAIN; 3]);
     }

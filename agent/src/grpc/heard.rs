@@ -10,7 +10,7 @@ use crate::config::Role;
 use crate::grpc::budget::Purse;
 use crate::grpc::incoming::Carried;
 use crate::grpc::rooms::Room;
-use crate::inbox::{Channel, Library, RmChange, Said, Ticket};
+use crate::inbox::{Channel, Library, Offer, RmChange, Said, Ticket};
 use crate::wire::{method_said, role_said};
 use prost::Message as _;
 use std::sync::Arc;
@@ -77,6 +77,12 @@ pub struct Hello {
 
 /// The minor version of the page from which on an offline process can be asked whether it has work.
 const SAYS_WORK: u32 = 3;
+/// The one from which on a process has words for leases.
+const KNOWS_LEASES: u32 = 5;
+
+const fn is_since(hello: &v1::Hello, minor: u32) -> bool {
+    hello.page_version >> 16 == tidegate_abi::page::MAJOR && hello.page_version & 0xffff >= minor
+}
 
 /// What a process says of its hooks, as it is kept: cleaned, cut and encoded, which is a fifth of what it is to work with.
 #[derive(Clone, Debug, Default)]
@@ -178,8 +184,8 @@ impl From<&v1::Hello> for Hello {
                 driver: Text::name(&hello.driver_version),
                 membarrier: hello.membarrier,
                 takes_memory: hello.memory != 0,
-                says_work: tidegate_abi::page::MAJOR == hello.page_version >> 16
-                    && hello.page_version & 0xffff >= SAYS_WORK,
+                says_work: is_since(hello, SAYS_WORK),
+                knows_leases: is_since(hello, KNOWS_LEASES),
             },
             page_version: hello.page_version,
             last_agent_generation: hello.last_agent_generation,
@@ -261,6 +267,18 @@ fn said(event: Event) -> Option<Said> {
     Some(match event {
         // A second Hello says nothing new.
         Event::Hello(_) | Event::Hooks(_) => return None,
+        Event::BeatPage(page) => Said::Beats(page.fd),
+        Event::TrainingUnit(unit) => Said::Unit(Offer {
+            most: unit.most,
+            backward: unit.backward,
+            tokens: unit.tokens,
+            unit_ns: unit.unit_ns,
+        }),
+        Event::LeaseOver(over) => Said::LeaseOver {
+            slot: over.slot,
+            lease: over.lease,
+            units: over.units,
+        },
         Event::KvRegistered(_)
         | Event::KvGone(_)
         | Event::Checked(_)

@@ -17,6 +17,12 @@ impl PageMemory for Mapped {
             sys::futex_wake_low(&words.gate);
         }
     }
+
+    fn wake_lease(&self, slot: usize) {
+        if let Some(words) = self.0.gates.get(slot) {
+            sys::futex_wake_low(&words.lease);
+        }
+    }
 }
 
 /// A mapped page.

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_node::clock::{ProcessClock, Stamp};
 use tidegate_node::file::SentFile;
 use tidegate_node::kinds::{Process, Tenant};
+use tidegate_node::page::LeaseState;
 use tidegate_node::text::Text;
 use tidegate_policy::fair::Gives;
 use tidegate_proto::v1;
@@ -425,6 +426,19 @@ fn command(tell: Tell, limits: v1::Limits) -> v1::AgentCommand {
             more,
         }),
         Tell::Memory(order) => memory::command(*order),
+        Tell::BeatsWanted => Command::BeatsWanted(v1::BeatsWanted {}),
+        Tell::Lease { slot, lease } => Command::Lease(v1::Lease {
+            slot,
+            lease: match lease.state {
+                LeaseState::None => 0,
+                LeaseState::Given | LeaseState::Withdrawn => lease.number,
+            },
+            withdrawn: lease.state == LeaseState::Withdrawn,
+            until_ns: lease.until_ns,
+            units: u64::from(lease.units),
+            tokens: 0,
+            resident_layers: None,
+        }),
     };
     v1::AgentCommand {
         command: Some(command),

@@ -4,6 +4,7 @@
 //!   instructions, and how the prober takes that back.
 //! * [`capture`]: how the prober and a begin-capture call keep out of each other's way.
 //! * [`gate`]: whether a launch of an offline process may pass.
+//! * [`lease`]: whether a trainer may begin a unit, and what it says of its lease.
 //! * [`hold`]: how calls that may hold the driver's locks and changes of mappings keep out of each other's way.
 //! * [`rm`]: which channels a process owns, from the resource manager's ioctls it makes.
 //! * [`landing`]: what an offline process does when its agent is gone.
@@ -26,6 +27,7 @@ pub mod gate;
 pub mod hold;
 pub mod joblog;
 pub mod landing;
+pub mod lease;
 pub mod rm;
 pub mod stripes;
 pub mod suspect;

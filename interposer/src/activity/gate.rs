@@ -87,7 +87,7 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission 
 }
 
 /// What a launch does about an agent that has never come.
-fn without_agent(process: &'static Process) -> Admission {
+pub fn without_agent(process: &'static Process) -> Admission {
     // Attaching takes a millisecond; a line is due only when nobody is there to attach to.
     const GRACE_NS: u64 = 1_000_000_000;
     if process.ever_attached.load(Acquire) {
@@ -135,7 +135,7 @@ fn say_once(patience: env::Patience) {
 
 /// Says once a minute why launches wait. They do, so the line costs none of them anything: the reporter has no standard
 /// error of its own.
-fn say_why(process: &Process) {
+pub fn say_why(process: &Process) {
     static STREAK: Streak = Streak::new();
     let now = clock::now_ns();
     // An upgrade of the agent takes less.

@@ -172,6 +172,7 @@ impl Reporter {
     fn detach(&mut self) {
         let was = self.process.attached.swap(false, AcqRel);
         self.process.stream_lane.store(false, Release);
+        self.process.forget_private_leases();
         // Schedule calls that wait for an answer go on.
         GRANTS.fetch_add(1, AcqRel);
         sys::futex_wake(&GRANTS);
@@ -501,6 +502,10 @@ impl Reporter {
                 let device = usize::try_from(gate.slot).unwrap_or(usize::MAX);
                 self.process
                     .set_private_gate(device, launch_gate(gate.closed));
+            }
+            Some(Command::Lease(lease)) if page.is_none() => {
+                let device = usize::try_from(lease.slot).unwrap_or(usize::MAX);
+                self.process.set_private_lease(device, &lease);
             }
             Some(memory) => self.talk.command(self.process, memory),
             None => {}

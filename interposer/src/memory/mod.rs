@@ -13,7 +13,7 @@
 //! * [`abi`], [`answered`], [`scope`]: the C functions engines call.
 //! * [`job`], [`keeper`]: the memory that a job's processes share; [`tables`], [`file`]: what each of them misses there.
 //! * [`whole`]: memory behind what no cache claims; [`alone`], [`heard`]: an elastic cache that no agent gives memory.
-//! * [`work`]: what a job says of its work.
+//! * [`work`]: what a job says of its work; [`lease`]: of its units, and when they may run.
 
 pub mod abi;
 mod alone;
@@ -31,6 +31,7 @@ pub mod hold;
 mod job;
 mod keeper;
 mod kv;
+mod lease;
 mod marks;
 mod order;
 mod outbox;

@@ -115,6 +115,12 @@ pub struct Memory {
     pub(super) pressed: AtomicBool,
     /// What `tg_requests_in_flight` said last, plus one; written into every new page.
     pub in_flight: AtomicU64,
+    /// What `tg_unit` said last, as the page has it; written into every new page, as the next one.
+    pub(super) unit: AtomicU64,
+    /// What one such unit takes, ns.
+    pub(super) unit_ns: AtomicU64,
+    /// Of each device the lease under which a unit runs, plus one (0: none), and the session that it is of.
+    pub(super) under: [(AtomicU64, AtomicU64); DEVICES],
     /// See [`Arenas`].
     pub(super) arenas: Mutex<Arenas>,
     /// Useful units of work, as `tg_progress` says.
@@ -153,6 +159,9 @@ impl Default for Memory {
             heard: Mutex::default(),
             pressed: AtomicBool::new(false),
             in_flight: AtomicU64::new(0),
+            unit: AtomicU64::new(0),
+            unit_ns: AtomicU64::new(0),
+            under: Default::default(),
             arenas: Mutex::default(),
             units: AtomicU64::new(0),
             training: Mutex::default(),
@@ -197,16 +206,15 @@ impl Memory {
             .map_or(0, |place| place.load(Relaxed))
     }
 
-    /// Shows in a page how many requests are in flight. Whoever says another number meanwhile writes that into the page
-    /// afterwards, or it is seen here.
+    /// Shows in a page how many requests are in flight.
     pub fn show_in_flight(&self, page: &Page) {
-        loop {
-            let word = self.in_flight.load(SeqCst);
-            page.process.in_flight.store(word, SeqCst);
-            if self.in_flight.load(SeqCst) == word {
-                return;
-            }
-        }
+        copy(&self.in_flight, &page.process.in_flight);
+    }
+
+    /// Shows in a page the unit that could run next.
+    pub fn show_unit(&self, page: &Page) {
+        copy(&self.unit_ns, &page.process.unit_ns);
+        copy(&self.unit, &page.process.unit);
     }
 
     /// What a device's usage is now.
@@ -239,6 +247,17 @@ impl Memory {
     pub fn settle(&self) {
         while self.is_changing() {
             sys::sleep_ns(200_000);
+        }
+    }
+}
+
+/// Copies a word into a page. Whoever changes it meanwhile copies it afterwards, or the change is seen here.
+fn copy(word: &AtomicU64, shown: &AtomicU64) {
+    loop {
+        let value = word.load(SeqCst);
+        shown.store(value, SeqCst);
+        if word.load(SeqCst) == value {
+            return;
         }
     }
 }

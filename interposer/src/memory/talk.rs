@@ -4,6 +4,7 @@
 //! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
 
 use super::keeper::Ask;
+use super::lease::Told;
 use super::order::{Open, Order, What};
 use super::outbox::say;
 use super::service::{Done, answer, serve};
@@ -85,6 +86,7 @@ pub struct Talk {
     withheld: u64,
     looked_ns: u64,
     work: Work,
+    leases: Told,
 }
 
 impl Talk {
@@ -218,6 +220,7 @@ impl Talk {
         self.requests(process, now, send);
         self.usages(process, now, send);
         self.work.deliver(process, now, send);
+        self.leases.deliver(process, send);
     }
 
     /// Every request, after the caches whose blocks they hold.
@@ -291,7 +294,8 @@ impl Talk {
             || memory.usage_changed.load(Acquire)
             || !sys::lock(&memory.requests).changed.is_empty()
             || memory.withheld() != self.withheld
-            || self.work.is_unsaid(process);
+            || self.work.is_unsaid(process)
+            || self.leases.is_unsaid(process);
         // A job's log is shared memory: no process can wake another's reporter.
         let poll = unsaid || memory.log().is_some();
         // Since the last time, not from here on: what else wakes the reporter must not put it off.

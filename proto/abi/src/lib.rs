@@ -8,13 +8,14 @@
 //! * [`cuda`]: the slice of the CUDA driver API whose types cross our hooks.
 //! * [`vmm`]: the structs of its virtual memory management.
 //! * [`page`]: the page an agent shares with one preloaded process; [`gate`]: how its gate words are
-//!   used; [`word`]: what such words can do.
+//!   used; [`word`]: what such words can do; [`beats`]: the page of an online process' iterations.
 //!
 //! Nothing here has behaviour beyond decoding and the words that two processes share, and nothing
 //! depends on anything: the users must agree on these bytes, and a size that drifts must fail the
 //! build, not a run.
 #![no_std]
 
+pub mod beats;
 pub mod branch;
 pub mod class;
 pub mod cuda;

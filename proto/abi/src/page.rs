@@ -20,7 +20,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEPAGE");
 /// See the version rules above.
 pub const MAJOR: u32 = 1;
 /// See the version rules above.
-pub const MINOR: u32 = 4;
+pub const MINOR: u32 = 5;
 /// Size of the page, also the size of its memfd.
 pub const BYTES: usize = 4096;
 /// Devices one process can use with a page: places in [`Page::devices`]. The index is the
@@ -116,7 +116,19 @@ pub struct ProcessWords {
     pub in_flight: AtomicU64,
     /// Useful units of work that it says it did since it has this page. Since minor 3.
     pub units: AtomicU64,
+    /// The unit that a trainer could run next: `most << 48 | backward << 47 | tokens`. `most` is how many of them follow
+    /// one another; zero: the process takes no lease. Since minor 5, as the next one.
+    pub unit: AtomicU64,
+    /// What one such unit takes alone by the trainer's own account, ns; zero: it does not say.
+    pub unit_ns: AtomicU64,
 }
+
+/// Where [`ProcessWords::unit`] holds how many units follow one another.
+pub const UNIT_MOST: u32 = 48;
+/// [`ProcessWords::unit`]: a backward unit.
+pub const UNIT_BACKWARD: u64 = 1 << 47;
+/// [`ProcessWords::unit`]: the tokens of its window.
+pub const UNIT_TOKENS: u64 = UNIT_BACKWARD - 1;
 
 /// Activity of one device as the process sees it.
 #[repr(C, align(64))]
@@ -162,7 +174,18 @@ pub struct MemoryWords {
     pub first_turn: AtomicU64,
     /// The longest time between two rounds around one of `turns`.
     pub apart_ns: AtomicU64,
+    /// Not of memory either: what the trainer did under a lease, `number << 21 | over << 20 | units`, where `number` is
+    /// that of [`GateWords::lease`]. With `over` nothing of it runs any more. The doorbell is rung when `over` is set.
+    /// Since minor 5.
+    pub leased: AtomicU64,
 }
+
+/// Where [`MemoryWords::leased`] holds the number of the lease.
+pub const LEASED_NUMBER: u32 = 21;
+/// [`MemoryWords::leased`]: the lease is over.
+pub const LEASED_OVER: u64 = 1 << 20;
+/// [`MemoryWords::leased`]: the units that ran.
+pub const LEASED_UNITS: u64 = LEASED_OVER - 1;
 
 /// [`MemoryWords::first_turn`] of a busy period whose first iteration launched no graph.
 pub const NO_GRAPH: u64 = u64::MAX;
@@ -209,7 +232,31 @@ pub struct GateWords {
     /// `generation << 2 | state`: [`GATE_OPEN`], [`GATE_CLOSED`] or [`GATE_HELD`]. The low half is
     /// the futex an offline launch waits on.
     pub gate: AtomicU64,
+    /// `number << 2 | state`: [`LEASE_NONE`], [`LEASE_GIVEN`] or [`LEASE_WITHDRAWN`]. The low half is the futex a trainer
+    /// waits on before a unit. Written after the words below. Since minor 5, as all that follow.
+    pub lease: AtomicU64,
+    /// By when the lease has to be over, by the clock of the process.
+    pub lease_until_ns: AtomicU64,
+    /// Units that may run under it.
+    pub lease_units: AtomicU64,
+    /// Tokens of the window that fits it; zero: as the trainer likes.
+    pub lease_tokens: AtomicU64,
+    /// Frozen layers that may stay in memory, plus one; zero: the agent says nothing about them.
+    pub resident_layers: AtomicU64,
 }
+
+/// State in the low bits of [`GateWords::lease`]: no lease is needed, because leases are off or the job runs by an open
+/// gate.
+pub const LEASE_NONE: u64 = 0;
+/// State in the low bits of [`GateWords::lease`]: units may begin.
+pub const LEASE_GIVEN: u64 = 1;
+/// State in the low bits of [`GateWords::lease`]: no unit may begin; one that runs may end. Also of a lease that is over,
+/// and, with the number 0, before the first, until the next is given or none is needed.
+pub const LEASE_WITHDRAWN: u64 = 2;
+/// Mask of the state bits.
+pub const LEASE_STATE: u64 = 3;
+/// Where [`GateWords::lease`] holds the number.
+pub const LEASE_NUMBER: u32 = 2;
 
 /// State in the low bits of [`GateWords::gate`]: launches pass.
 pub const GATE_OPEN: u64 = 0;

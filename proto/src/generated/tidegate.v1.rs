@@ -3,7 +3,7 @@
 pub struct ClientEvent {
     #[prost(
         oneof = "client_event::Event",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28"
     )]
     pub event: ::core::option::Option<client_event::Event>,
 }
@@ -61,7 +61,46 @@ pub mod client_event {
         Training(super::Training),
         #[prost(message, tag = "25")]
         Progress(super::Progress),
+        #[prost(message, tag = "26")]
+        BeatPage(super::BeatPage),
+        #[prost(message, tag = "27")]
+        TrainingUnit(super::TrainingUnit),
+        #[prost(message, tag = "28")]
+        LeaseOver(super::LeaseOver),
     }
+}
+/// The page on which an online process says its iterations (abi::beats), after the agent asked for it with BeatsWanted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BeatPage {
+    /// A memfd of one page that can neither shrink nor grow.
+    #[prost(int32, tag = "1")]
+    pub fd: i32,
+}
+/// The unit that a trainer could run next, from a client that has no page to say it in (tg_unit).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrainingUnit {
+    /// How many of them follow one another; 0: it takes no lease.
+    #[prost(uint32, tag = "1")]
+    pub most: u32,
+    #[prost(bool, tag = "2")]
+    pub backward: bool,
+    /// Of its window.
+    #[prost(uint64, tag = "3")]
+    pub tokens: u64,
+    /// What one takes alone by the trainer's own account; 0: it does not say.
+    #[prost(uint64, tag = "4")]
+    pub unit_ns: u64,
+}
+/// Nothing of a trainer runs under that lease any more, from a client that has no page to say it in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaseOver {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(uint64, tag = "2")]
+    pub lease: u64,
+    /// Units that ran.
+    #[prost(uint64, tag = "3")]
+    pub units: u64,
 }
 /// What a training has done, as its trainer says (tg_trainer); what it said before no longer holds.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -361,7 +400,7 @@ pub struct GateWait {
 pub struct AgentCommand {
     #[prost(
         oneof = "agent_command::Command",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"
     )]
     pub command: ::core::option::Option<agent_command::Command>,
 }
@@ -395,7 +434,39 @@ pub mod agent_command {
         LaunchGate(super::LaunchGate),
         #[prost(message, tag = "13")]
         Heard(super::Heard),
+        #[prost(message, tag = "14")]
+        BeatsWanted(super::BeatsWanted),
+        #[prost(message, tag = "15")]
+        Lease(super::Lease),
     }
+}
+/// A trainer may be given leases beside this online process: it is to say its iterations on a page (BeatPage). Sent to
+/// a process whose page is of minor 5 at least.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BeatsWanted {}
+/// The lease of one device, for a client without a page. With a page its gate words say it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Lease {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    /// 0: there is none any more.
+    #[prost(uint64, tag = "2")]
+    pub lease: u64,
+    /// No unit may begin any more; one that runs may end.
+    #[prost(bool, tag = "3")]
+    pub withdrawn: bool,
+    /// By when it has to be over, by the clock of the process.
+    #[prost(uint64, tag = "4")]
+    pub until_ns: u64,
+    /// Units that may run under it.
+    #[prost(uint64, tag = "5")]
+    pub units: u64,
+    /// Tokens of the window that fits it; 0: as the trainer likes.
+    #[prost(uint64, tag = "6")]
+    pub tokens: u64,
+    /// Frozen layers that may stay in memory; unset: the agent says nothing about them.
+    #[prost(uint64, optional, tag = "7")]
+    pub resident_layers: ::core::option::Option<u64>,
 }
 /// So many messages of the stream have been read, Hello not among them: to a client without a page whose Hello says that
 /// it paces itself.
@@ -2128,6 +2199,8 @@ pub enum JobState {
     Unknown = 4,
     /// Given up: no channel of it can be controlled.
     Unmanaged = 5,
+    /// Let in beside online: units of it run under leases, and it waits between them.
+    Leased = 6,
 }
 impl JobState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -2142,6 +2215,7 @@ impl JobState {
             Self::Paused => "JOB_STATE_PAUSED",
             Self::Unknown => "JOB_STATE_UNKNOWN",
             Self::Unmanaged => "JOB_STATE_UNMANAGED",
+            Self::Leased => "JOB_STATE_LEASED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2153,6 +2227,7 @@ impl JobState {
             "JOB_STATE_PAUSED" => Some(Self::Paused),
             "JOB_STATE_UNKNOWN" => Some(Self::Unknown),
             "JOB_STATE_UNMANAGED" => Some(Self::Unmanaged),
+            "JOB_STATE_LEASED" => Some(Self::Leased),
             _ => None,
         }
     }

@@ -194,6 +194,7 @@ impl Node {
                     membarrier: true,
                     takes_memory: true,
                     says_work: true,
+                    knows_leases: true,
                 },
                 last_agent_generation: u64::from(was_gated && session == HOSTILE),
                 clock: tidegate_node::clock::ProcessClock::default(),
@@ -329,6 +330,10 @@ impl Node {
                 Claim::Uvm { session, .. } => Proof::Uvm {
                     session,
                     file: None,
+                },
+                Claim::Beats { session, .. } => Proof::Beats {
+                    session,
+                    page: None,
                 },
             }));
         }

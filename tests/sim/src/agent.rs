@@ -300,6 +300,10 @@ impl<P: Play> World<P> {
                 let file = Some(File::new(()));
                 Proof::File { session, file }
             }
+            Claim::Beats { session, .. } => {
+                let page = None;
+                Proof::Beats { session, page }
+            }
             Claim::Uvm { session, .. } => {
                 let file = None;
                 Proof::Uvm { session, file }

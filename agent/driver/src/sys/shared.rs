@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use tidegate_abi::beats::BeatPage;
 use tidegate_abi::page::Page;
 
 /// A shared mapping of a whole file, unmapped with this value.
@@ -21,8 +22,11 @@ struct Mapping {
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::of(file, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
+    }
+
+    fn of(file: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         let length = NonZeroUsize::new(bytes).ok_or(io::ErrorKind::InvalidInput)?;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
         // SAFETY: a fresh mapping at an address the kernel chooses touches no memory of ours.
         let at = unsafe { mmap(None, length, protection, flags, file, 0) }?;
@@ -87,6 +91,46 @@ impl std::ops::Deref for SharedPage {
     }
 }
 
+/// The page on which an online process says its iterations, which it made and this process only reads.
+#[derive(Debug)]
+pub struct SharedBeats(Mapping);
+
+impl SharedBeats {
+    /// Maps the page in `file`, which another process made: a memfd of just that size, sealed so that it can neither
+    /// shrink nor grow. A hole in it is filled with zeros when it is read.
+    ///
+    /// # Errors
+    /// When it is anything else, or cannot be mapped.
+    pub fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
+        use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+        use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+        let wrong = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        // Anything but a file in memory has no seals, and one of huge pages another magic.
+        let seals = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?);
+        if fstatfs(file)?.filesystem_type() != TMPFS_MAGIC {
+            return wrong("not a file in memory");
+        }
+        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW) {
+            return wrong("it can shrink or grow");
+        }
+        let bytes = tidegate_abi::beats::BYTES;
+        if u64::try_from(nix::sys::stat::fstat(file)?.st_size).ok() != Some(bytes as u64) {
+            return wrong("not of the size of a page");
+        }
+        Ok(Self(Mapping::of(file, bytes, ProtFlags::PROT_READ)?))
+    }
+}
+
+impl std::ops::Deref for SharedBeats {
+    type Target = BeatPage;
+
+    fn deref(&self) -> &BeatPage {
+        // SAFETY: the mapping is BYTES long, page aligned, alive as long as `self`, sealed against shrinking, and
+        // `BeatPage` consists of atomics only, for which every bit pattern is valid and which are only loaded from.
+        unsafe { self.0.at.cast::<BeatPage>().as_ref() }
+    }
+}
+
 /// A file of words that survives this process.
 #[derive(Debug)]
 pub struct SharedWords {
@@ -136,5 +180,40 @@ mod tests {
         assert!(nix::unistd::ftruncate(&file, 0).is_err());
         assert!(nix::unistd::ftruncate(&file, 8192).is_err());
         assert_eq!(page.header.session.load(Ordering::Relaxed), 7);
+    }
+
+    /// P-TRAINER-15: memory that a process could take away, or that is no page, is not mapped.
+    #[test]
+    fn a_page_of_iterations_is_mapped_only_if_nobody_can_take_it_away() {
+        use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        use tidegate_abi::beats::BYTES;
+        let made = |bytes: i64, seals| {
+            let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+            let file = memfd_create(c"beats", flags).expect("memfds exist");
+            nix::unistd::ftruncate(&file, bytes).expect("there is memory");
+            fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).expect("it takes seals");
+            file
+        };
+        let (bytes, both) = (
+            BYTES as i64,
+            SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW,
+        );
+        for (bytes, seals) in [
+            (bytes, SealFlag::F_SEAL_SHRINK),
+            (bytes, SealFlag::F_SEAL_GROW),
+            (0, both),
+            (bytes - 1, both),
+            (2 * bytes, both),
+        ] {
+            let file = made(bytes, seals);
+            assert!(SharedBeats::map(file.as_fd()).is_err(), "{bytes} {seals:?}");
+        }
+        let (pipe, _) = nix::unistd::pipe().expect("there are pipes");
+        let zero = std::fs::File::open("/dev/zero").expect("it is there");
+        assert!(SharedBeats::map(pipe.as_fd()).is_err());
+        assert!(SharedBeats::map(zero.as_fd()).is_err());
+        let page = SharedBeats::map(made(bytes, both).as_fd()).expect("a page");
+        assert_eq!(page.header.magic.load(Ordering::Relaxed), 0);
     }
 }

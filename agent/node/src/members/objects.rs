@@ -130,12 +130,16 @@ impl Members {
                     session.files.uvm = file;
                 }
             }
+            Proof::Beats { session: id, page } => self.judge_beats(id, page, cx),
             Proof::Mps {
                 session: id,
                 client,
             } => {
-                let session = self.get(id);
-                if session.is_some_and(|session| session.clients.contains_key(&client)) {
+                let Some(session) = self.get_mut(id) else {
+                    return;
+                };
+                session.claims = session.claims.saturating_sub(1);
+                if session.clients.contains_key(&client) {
                     self.refuse(id, client, MPS, cx);
                 }
             }

@@ -44,6 +44,7 @@ impl Members {
         hear_activity(session, cx);
         if session.is_online() {
             hear_requests(session, cx);
+            self.hear_beats(id, cx);
         }
     }
 
@@ -96,6 +97,8 @@ impl Members {
             }
         });
         if offline {
+            session.library.knows_leases = false;
+            self.hear_offer(id, cx);
             return self.counts_as_working(id, cx);
         }
         cx.counters.pages_dropped += 1;
@@ -184,6 +187,7 @@ impl Members {
         for session in self.sessions.values_mut().filter(|s| s.is_online()) {
             hear_requests(session, cx);
         }
+        self.tend_leases(cx);
         if suspected && cx.settings.ignore_suspects {
             // Before a step that may order an enable.
             cx.out.insert(first, Request::Guards);

@@ -67,10 +67,12 @@ impl Members {
                 let every = if ask { LOOKS_EVERY_NS } else { 0 };
                 page.agent.work_probe_ns.store(every, Ordering::Release);
                 if ask {
-                    self.bells.add_offline(session.id, page);
+                    if !self.bells.has(session.id) {
+                        self.bells.add_offline(session.id, page);
+                    }
                     // Its prober sleeps on the gates.
                     page.wake_gates();
-                } else {
+                } else if !session.lease.trains {
                     self.bells.remove(session.id);
                 }
             }
@@ -96,6 +98,7 @@ impl Members {
             return self.drop_page(id, RANG, cx);
         }
         tell(session, cx);
+        self.hear_trainer(id, cx);
     }
 
     /// Who rings too often counts as having work from here on.

@@ -8,6 +8,7 @@ use crate::file::Files;
 use crate::journal::{Marked, Place};
 use crate::kinds::{JobOwner, Level, Process, Role, Switch, gpu_id};
 use crate::lanes::{Applied, releasing};
+use crate::members::Members;
 use crate::message::{Newcomer, SetChannels, Tell};
 use crate::request::{Notice, Request, Retire};
 use crate::session::{Client, Held, Session};
@@ -103,6 +104,7 @@ impl Shell {
         }
         match session.role {
             Role::Online => {
+                self.with(|_, _, cx| Members::end_beats(&mut session, cx));
                 self.ask(Request::Guards);
                 self.ask(Request::Step(Event::OnlineGone {
                     session: SessionId(id),
@@ -345,6 +347,7 @@ impl Shell {
             self.end = End::By(self.time.now + END_NS);
             self.enable_everything();
             self.settle();
+            self.members.end_leases();
         }
     }
 

@@ -12,6 +12,7 @@ use tidegate_abi::class::Engine;
 use tidegate_abi::page::{ACTIVITY_BUSY, Page};
 use tidegate_abi::rm::Status;
 use tidegate_node::batch::Batch;
+use tidegate_node::beats::BeatRef;
 use tidegate_node::clock::ProcessClock;
 use tidegate_node::file::{File, SentFile};
 use tidegate_node::journal::{Journal, Marked};
@@ -218,6 +219,8 @@ pub struct Rig {
     pub uses: Vec<usize>,
     /// The clock of all processes.
     pub clock: ProcessClock,
+    /// What the next page for iterations is found to be.
+    pub beats: Option<BeatRef>,
 }
 
 const fn uuid(gpu: usize) -> [u8; 16] {
@@ -307,7 +310,13 @@ impl Rig {
             has_channels: true,
             uses: (0..gpus).collect(),
             clock: ProcessClock::default(),
+            beats: None,
         }
+    }
+
+    /// The page of a session, as its process writes it.
+    pub fn page(&self, session: u64) -> Arc<Page> {
+        Arc::clone(&self.pages[session as usize - 1])
     }
 
     /// A configuration without waiting times.
@@ -539,6 +548,10 @@ impl Rig {
                     client,
                     file: Some(file),
                 }),
+                Question::Claim(Claim::Beats { session, .. }) => {
+                    let page = self.beats.take();
+                    Input::Proof(Proof::Beats { session, page })
+                }
                 Question::Claim(Claim::Uvm { session, .. }) => {
                     let file = None;
                     Input::Proof(Proof::Uvm { session, file })

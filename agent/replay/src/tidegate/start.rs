@@ -216,6 +216,10 @@ impl Tidegate {
                 client,
                 file: Some(file),
             },
+            Claim::Beats { session, .. } => Proof::Beats {
+                session,
+                page: None,
+            },
             Claim::Uvm { session, .. } => Proof::Uvm {
                 session,
                 file: None,

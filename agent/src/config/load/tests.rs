@@ -531,3 +531,52 @@ fn only_what_counts_at_run_time_and_is_not_of_the_files_alone_can_be_set() {
         ["gate.breathe", "log.level"]
     );
 }
+
+/// P-TRAINER-15: leases are given by a promise of both times, and are off without one.
+#[test]
+fn leases_are_on_where_both_times_are_promised() {
+    let leases = |text: &str| {
+        let loaded = Loaded::from(load(text, &[]).expect(text));
+        crate::config::tunables(&loaded, Level::L1).policy.leases
+    };
+    assert_eq!(leases(""), None);
+    assert_eq!(
+        leases("[lease]\nttft = \"500ms\"\nmargin = \"7.5%\"\n"),
+        None
+    );
+    let own =
+        leases("[lease]\ntpot = \"20ms\"\nttft = \"500ms\"\nmargin = \"7.5%\"\n").expect("on");
+    assert_eq!((own.margin_permille, own.grace_ns), (75, 500_000));
+    assert_eq!(own.promise.tpot_ns(), Some(20_000_000));
+}
+
+/// P-OPERATE-7: a mistake is named with its place, a value with its origin.
+#[test]
+fn a_promise_that_lacks_a_part_is_refused() {
+    for (text, part) in [
+        (
+            "[lease]\ntpot = \"20ms\"\n",
+            "FILE:2: `lease.tpot`: lease.tpot is \"20ms\" and lease.ttft is \"off\"",
+        ),
+        (
+            "[lease]\ntpot = \"2ms\"\nttft = \"1s\"\ngrace = \"3ms\"\n",
+            "FILE:2: `lease.tpot`: lease.grace (\"3ms\") is above lease.tpot (\"2ms\")",
+        ),
+        (
+            "[lease]\ntpot = \"20us\"\n",
+            "FILE:2: `lease.tpot`: 20us is out of range: 1ms to 10s",
+        ),
+        (
+            "[lease]\ntpot = 20\n",
+            "FILE:2: `lease.tpot`: expected \"off\" or a time such as \"20ms\"",
+        ),
+        (
+            "[lease]\nmargin = \"60%\"\n",
+            "FILE:2: `lease.margin`: `60%`: write a part",
+        ),
+        ("[lease]\nmargin = \"0.05%\"\n", "FILE:2: `lease.margin`"),
+    ] {
+        let error = load(text, &[]).expect_err(text);
+        assert!(error.starts_with(part), "{error}");
+    }
+}

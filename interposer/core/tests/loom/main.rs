@@ -8,4 +8,5 @@ mod cell;
 mod gate;
 mod hold;
 mod joblog;
+mod lease;
 mod witness;

@@ -1,6 +1,7 @@
 //! The peer: its connection, its page, its stream.
 
 use crate::attack;
+use crate::lease;
 use crate::rm::{self, Objects};
 use crate::say::say;
 use crate::wire;
@@ -36,9 +37,11 @@ pub struct Peer {
     refuses: Arc<AtomicBool>,
     prober: bool,
     held: Vec<UnixStream>,
-    /// Locks that [`attack::lock`] took.
     table: Vec<std::fs::File>,
+    /// Locks that [`attack::lock`] took.
     locks: Vec<nix::fcntl::Flock<std::fs::File>>,
+    /// Where it says its iterations.
+    beats: Option<lease::Beats>,
     /// Activity words by place, where there is no page.
     told: HashMap<usize, u64>,
 }
@@ -150,6 +153,7 @@ impl Peer {
                 let closed = word & tidegate_abi::page::GATE_STATE != 0;
                 Ok(if closed { "gate closed" } else { "gate open" }.to_owned())
             }
+            "beats" | "beat" | "flight" | "offer" | "lease" | "over" => self.leases(command, words),
             "land" => self.land(),
             "refuse" => {
                 self.refuses.store(true, Ordering::Release);
@@ -244,14 +248,14 @@ impl Peer {
                 }
                 Ok(String::new())
             }
-            "caches" => {
-                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
-                for kv in 1.. {
-                    if monotonic_ns() >= until {
             "table" => {
                 self.table = attack::table(number(words, 0)?).map_err(text)?;
                 Ok(format!("table {}", self.table.len()))
             }
+            "caches" => {
+                let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
+                for kv in 1.. {
+                    if monotonic_ns() >= until {
                         break;
                     }
                     self.send(attack::cache(kv, 1_000))?;
@@ -270,10 +274,6 @@ impl Peer {
                 }
                 Ok(String::new())
             }
-            "invent" => self.rm(attack::channels(number(words, 0)?, number(words, 1)?)),
-            "raw" => raw(words.first().copied().unwrap_or_default()),
-            "hang" => {
-                std::thread::sleep(Duration::from_millis(number(words, 0)?));
             "lie" => {
                 let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
                 let mut from = 0x7000_0000;
@@ -284,6 +284,10 @@ impl Peer {
                 }
                 Ok(String::new())
             }
+            "invent" => self.rm(attack::channels(number(words, 0)?, number(words, 1)?)),
+            "raw" => raw(words.first().copied().unwrap_or_default()),
+            "hang" => {
+                std::thread::sleep(Duration::from_millis(number(words, 0)?));
                 Ok(String::new())
             }
             "drop" => {
@@ -322,6 +326,36 @@ impl Peer {
         bytes.extend([0; 10_000]);
         let attach = "/tidegate.v1.Runtime/Attach";
         wire::call(stream, attach, (1, true), 65_535, &bytes).map_err(text)
+    }
+
+    fn leases(&mut self, command: &str, words: &[&str]) -> Result<String> {
+        let page = self.page()?;
+        match command {
+            "beats" => {
+                let beats = lease::Beats::make(words.first() == Some(&"sealed"))?;
+                let event = v1::BeatPage { fd: beats.fd() };
+                self.beats = Some(beats);
+                return self.send(v1::client_event::Event::BeatPage(event));
+            }
+            "beat" => {
+                let beats = self.beats.as_ref().ok_or("no page of iterations")?;
+                let what = (number(words, 1)?, number(words, 2)?, number(words, 3)?);
+                beats.beat(number(words, 0)?, what);
+            }
+            "flight" => {
+                let count: u64 = number(words, 0)?;
+                page.0.process.in_flight.store(count + 1, Ordering::Release);
+            }
+            "offer" => lease::offer(page.0, number(words, 0)?, number(words, 1)?),
+            "lease" => return Ok(lease::lease(page.0, number(words, 0)?)),
+            _ => {
+                let (slot, lease, units) =
+                    (number(words, 0)?, number(words, 1)?, number(words, 2)?);
+                lease::over(page.0, slot, lease, units);
+            }
+        }
+        page.ring();
+        Ok(String::new())
     }
 
     fn page(&self) -> Result<Arc<Mapped>> {
@@ -481,6 +515,7 @@ impl Peer {
                             let _ = event_tx.send(v1::ClientEvent { event: Some(event) });
                         }
                     }
+                    Some(Command::BeatsWanted(_)) => say("< beats wanted"),
                     _ => {}
                 }
             }

@@ -49,6 +49,12 @@
 //! lie MS                          claim clients that it does not have, with a channel each, and let them go, again and again
 //! caches MS                       register caches of a thousand stripes, each laid out otherwise, as fast as possible
 //! wait MS                         say that launches wait, and that they wait no longer, as fast as possible
+//! beats sealed|open               make the page of its iterations, and say so
+//! beat SLOT NS BATCH PROMPT       an iteration of that length ended, in which so many decoded and so many prompt tokens were read
+//! flight COUNT                    so many requests are in flight
+//! offer MOST NS                   offer that many units of that length to whoever leases
+//! lease SLOT                      prints `lease NUMBER none|given|withdrawn`
+//! over SLOT NUMBER UNITS          that lease is over, and so many units ran under it
 //! invent CLIENT COUNT             say that channels of that client are its own which do not exist, in one message
 //! ```
 //!
@@ -63,6 +69,7 @@
 
 mod attack;
 mod client;
+mod lease;
 mod rm;
 mod say;
 mod wire;
