@@ -463,9 +463,9 @@ fn nothing_is_allocated_in_the_steady_state() {
 /// The sizes and offsets of a structure, as a line of the C program below prints them.
 macro_rules! layout {
     ($name:literal, $of:ty, $($field:ident),+) => {{
-        let offsets = [$(std::mem::offset_of!($of, $field)),+];
-        let numbers = offsets.map(|offset| format!(" {offset}")).concat();
-        let fields = [$(concat!(" printf(\" %zu\", offsetof(struct ", $name, ", ", stringify!($field), "));")),+];
+        let offsets = [$(concat!(" ", stringify!($field), " ").to_owned() + &std::mem::offset_of!($of, $field).to_string()),+];
+        let numbers = offsets.concat();
+        let fields = [$(concat!(" printf(\" ", stringify!($field), " %zu\", offsetof(struct ", $name, ", ", stringify!($field), "));")),+];
         (
             format!("printf(\"{0} %zu\", sizeof(struct {0}));{1} puts(\"\");\n", $name, fields.concat()),
             format!("{} {}{numbers}\n", $name, size_of::<$of>()),
@@ -473,10 +473,9 @@ macro_rules! layout {
     }};
 }
 
-/// P-TRAINER-16: header and library agree.
-#[test]
-fn the_header_has_the_structures_of_the_library() {
-    let structures = [
+/// Each structure, as a C program prints it, and its line.
+fn structures() -> [(String, String); 8] {
+    [
         layout!(
             "tg_coserve_config",
             Config,
@@ -540,7 +539,13 @@ fn the_header_has_the_structures_of_the_library() {
             activations,
             next
         ),
-    ];
+    ]
+}
+
+/// P-TRAINER-16: header and library agree.
+#[test]
+fn the_header_has_the_structures_of_the_library() {
+    let structures = structures();
     let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (source, program) = (dir.join("layout.c"), dir.join("layout"));
     let body: String = structures.iter().map(|(print, _)| print.as_str()).collect();
@@ -558,4 +563,29 @@ fn the_header_has_the_structures_of_the_library() {
     let printed = String::from_utf8(printed.expect("it runs").stdout).expect("numbers");
     let ours: String = structures.iter().map(|(_, line)| line.as_str()).collect();
     assert_eq!(printed, ours);
+}
+
+/// P-TRAINER-16: header and library agree; the plugin's binding does, too.
+#[test]
+fn python_has_the_structures_of_the_library() {
+    let engines = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let program =
+        "from tidegate_engines import coserve_abi as abi; print(abi.layout()); print(abi.VERSION)";
+    let run = std::process::Command::new("python3")
+        .args(["-B", "-c", program])
+        .env("PYTHONPATH", engines)
+        .output()
+        .expect("python3");
+    assert!(run.status.success(), "{run:?}");
+    let printed = String::from_utf8(run.stdout).expect("numbers");
+    let (lines, version) = printed.trim_end().rsplit_once('\n').expect("two lines");
+    assert_eq!(version, tg_coserve_version().to_string());
+    let ours = structures().map(|(_, line)| line);
+    assert!(lines.lines().count() >= 5, "{lines}");
+    for line in lines.lines() {
+        assert!(
+            ours.contains(&format!("{line}\n")),
+            "{line} is none of {ours:?}"
+        );
+    }
 }
