@@ -32,8 +32,11 @@
 
 mod account;
 mod at_once;
+mod choose;
+mod least;
 mod slices;
 mod users;
+mod view;
 mod waits;
 
 use crate::config::{Fair as Rules, FairMode};
@@ -44,89 +47,18 @@ pub use crate::words::terms::{Class, Gives, Lacks, Terms, UserShare};
 pub(crate) use account::Claim;
 use account::{Account, UNITS};
 use core::time::Duration;
+use least::{Least, clock};
 pub(crate) use slices::Groups;
 pub use slices::{LONGEST, RESTS, SETTLES, SHORTEST, USUAL};
 use users::Users;
+pub use view::ShareView;
 pub use waits::{WAITS_NS, Waits};
 
 /// How long a job must have no work before its turn is over: host work between two kernels of a step is shorter.
 pub const GRACE: Duration = Duration::from_millis(10);
-/// Time that enabling may take before the job pays for it: one whose enables fail must not keep the turn for nothing.
-const ENTRY: u64 = 5_000_000;
 /// By how much a turn may grow while another component hands over: seven other GPUs at two calls of 0.2 ms and their
 /// answers, which is what a call takes where eight GPUs' calls wait for one lock (docs/results/2026-11-27-edges.md).
 pub const STAYS: Duration = Duration::from_millis(5);
-
-/// The least v of each group of active jobs, and of each component by class.
-#[derive(Clone, Debug, Default)]
-struct Least {
-    groups: Vec<((u8, Class, GpuSet), u128, u128)>,
-    components: Vec<((u8, Class), u128)>,
-}
-
-impl Least {
-    fn of(&mut self, accounts: &[Account], turn: u64, counts: impl Fn(&Account) -> bool) {
-        self.groups.clear();
-        self.components.clear();
-        for account in accounts.iter().filter(|account| counts(account)) {
-            let span = u128::from(turn) * account.rate;
-            match self.groups.iter_mut().find(|g| g.0 == account.group()) {
-                Some(group) => {
-                    group.1 = group.1.min(account.v);
-                    group.2 = group.2.min(span);
-                }
-                None => self.groups.push((account.group(), account.v, span)),
-            }
-            let key = (account.component, account.class);
-            match self.components.iter_mut().find(|c| c.0 == key) {
-                Some(component) => component.1 = component.1.min(account.v),
-                None => self.components.push((key, account.v)),
-            }
-        }
-    }
-
-    fn group(&self, account: &Account) -> Option<(u128, u128)> {
-        let found = self.groups.iter().find(|g| g.0 == account.group());
-        found.map(|group| (group.1, group.2))
-    }
-
-    fn component(&self, account: &Account) -> Option<u128> {
-        let key = (account.component, account.class);
-        let found = self.components.iter().find(|c| c.0 == key);
-        found.map(|component| component.1)
-    }
-}
-
-fn clock(clocks: &[((u8, Class), u128)], account: &Account) -> u128 {
-    let key = (account.component, account.class);
-    let found = clocks.iter().find(|clock| clock.0 == key);
-    found.map_or(0, |clock| clock.1)
-}
-
-/// What a job of several on its GPUs has, for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ShareView {
-    /// It shares a GPU with another job.
-    pub shares: bool,
-    /// It wants to run, as far as is known.
-    pub wants: bool,
-    /// It has the turn, which lasts so much longer at most.
-    pub left: Option<Duration>,
-    /// Part of the time of its GPUs that it deserves beside the jobs that want them now.
-    pub deserved: f64,
-    /// Part that it got of the time in which it could run.
-    pub got: f64,
-    /// Turns it began.
-    pub turns: u64,
-    /// It waits for this job to have had its turn.
-    pub behind: Option<JobId>,
-    /// It runs at once with the others, by timeslices.
-    pub sliced: bool,
-    /// What each of its groups was given, where it is not what the driver gives.
-    pub slice: Option<Duration>,
-    /// Timeslices were asked for: the job for whose sake its component takes turns, and why.
-    pub lacks: Option<(JobId, Lacks)>,
-}
 
 /// The books of a node.
 #[derive(Clone, Debug)]
@@ -472,92 +404,6 @@ impl Fair {
         }
     }
 
-    /// Which turns go on beyond their end, because another component hands over.
-    fn stagger(&mut self, turn: u64, claims: &[Claim]) {
-        let half_done = |(a, claim): (&Account, &Claim)| {
-            // Who gives way is on yet, who has the turn next waits for that, or is being enabled.
-            let half = if a.may {
-                !claim.whole
-            } else {
-                claim.on || a.held
-            };
-            (a.active && !a.sliced && half).then_some(a.component)
-        };
-        let accounts = &self.accounts;
-        let under_way = accounts.iter().zip(claims).find_map(half_done);
-        let over = accounts.iter().filter(|a| self.gives_way(a, turn));
-        let latest = || over.max_by_key(|a| a.used).map(|a| a.component);
-        let hands_over = under_way.or_else(latest);
-        let most = turn.saturating_add(nanos(STAYS));
-        for at in 0..self.accounts.len() {
-            let account = &self.accounts[at];
-            let waits = hands_over.is_some_and(|other| other != account.component);
-            let stays = waits && account.used < most && self.gives_way(account, turn);
-            self.accounts[at].stays = stays;
-        }
-    }
-
-    /// Its turn is over and another's comes. Who is still the furthest behind begins its next, and hands nothing over.
-    fn gives_way(&self, own: &Account, turn: u64) -> bool {
-        let goes_first = |a: &Account| {
-            let rival = a.active && !a.may && a.component == own.component;
-            rival && (a.class, a.v) <= (own.class, own.v)
-        };
-        let over = own.active && own.may && own.held && own.used >= turn;
-        over && self.accounts.iter().any(goes_first)
-    }
-
-    /// Those that choose take their GPUs, who is behind first. Then those that want nothing, so that they lose no time
-    /// once they do, then those that are shut out, of which one may breathe.
-    fn choose(&mut self, turn: u64, claims: &[Claim]) {
-        let accounts = &mut self.accounts;
-        let mut order = core::mem::take(&mut self.order);
-        order.clear();
-        order.extend((0..accounts.len()).filter(|&at| accounts[at].shares && !accounts[at].sliced));
-        order.sort_unstable_by_key(|&at| {
-            let a = &accounts[at];
-            let goes_on = if a.held {
-                a.in_turn(turn)
-            } else {
-                claims[at].runs
-            };
-            (a.rank(), a.class, a.key(turn), !goes_on, a.last, at)
-        });
-        let mut on = [0u32; MAX_GPUS];
-        for claim in claims.iter().filter(|claim| claim.on) {
-            claim.gpus.iter().for_each(|gpu| on[gpu.index()] += 1);
-        }
-        let mut taken = GpuSet::EMPTY;
-        for &at in &order {
-            let account = &mut accounts[at];
-            let chosen = account.gpus.intersection(taken).is_empty();
-            if chosen {
-                taken = taken.union(account.gpus);
-            }
-            if account.active && chosen && !account.in_turn(turn) {
-                self.turns += 1;
-                account.end_turn();
-                (account.held, account.last) = (true, self.turns);
-                account.turns += 1;
-                self.waits.add(core::mem::take(&mut account.waited));
-            } else if account.active && !chosen {
-                account.end_turn();
-            }
-            let beside = |gpu: GpuId| on[gpu.index()] > u32::from(claims[at].on);
-            let goes_on = account.may && claims[at].runs;
-            account.may = chosen && (goes_on || !account.gpus.iter().any(beside));
-            account.enters = account.active && account.may && !claims[at].whole;
-            if !account.enters {
-                account.entering = 0;
-            }
-            // Until its disable has returned, a job that is to give way runs.
-            let runs = claims[at].whole && (account.may || claims[at].on);
-            let pays = runs || account.enters && account.entering >= ENTRY;
-            account.charged = account.active && pays;
-        }
-        self.order = order;
-    }
-
     /// What each deserves among those that want its GPUs.
     fn apportion(&mut self) {
         let weight = |a: &Account| (1u128 << (2 * UNITS)) / a.rate.max(1);
@@ -569,81 +415,6 @@ impl Fair {
             let sum: u128 = rivals.map(weight).sum();
             let portion = (weight(&own) << UNITS).checked_div(sum).unwrap_or(0);
             self.accounts[at].portion = u64::try_from(portion).unwrap_or(0);
-        }
-    }
-
-    fn soonest(&self, turn: u64, now: Instant) -> Option<Instant> {
-        let waits = |runs: &Account| {
-            // Who is idle only because of its user may not be any more by the end of the turn.
-            let rival = |a: &Account| {
-                a.active && !a.may && a.component == runs.component && a.terms.class <= runs.class
-            };
-            self.accounts.iter().any(rival)
-        };
-        let turns = self
-            .accounts
-            .iter()
-            .filter(|a| a.active && a.may && a.held && waits(a));
-        let longest = |a: &Account| if a.stays { nanos(STAYS) } else { 0 };
-        let ends = turns.map(|a| {
-            let end = turn.saturating_add(longest(a));
-            now.after(Duration::from_nanos(end.saturating_sub(a.used)))
-        });
-        let graces = self.accounts.iter().filter(|a| a.shares && a.wants);
-        let graces = graces.filter_map(|a| a.idle_since.map(|since| since.after(GRACE)));
-        let enter = self
-            .accounts
-            .iter()
-            .filter(|a| a.enters && a.entering < ENTRY);
-        let enter = enter.map(|a| now.after(Duration::from_nanos(ENTRY - a.entering)));
-        // Who gives way pays until its disable has returned, but not for an agent that is stopped before that.
-        let leaves = self.accounts.iter().filter(|a| a.charged && !a.may);
-        let leaves = leaves.map(|_| now.after(Duration::from_nanos(turn)));
-        let all = ends.chain(graces).chain(enter).chain(leaves);
-        all.filter(|at| *at > now).min()
-    }
-
-    /// For people.
-    pub fn view(&self, job: JobId, rules: Rules, now: Instant) -> ShareView {
-        let Some(own) = self.accounts.iter().find(|account| account.job == job) else {
-            return ShareView::default();
-        };
-        let since = if own.charged {
-            nanos(now.since(self.at))
-        } else {
-            0
-        };
-        let part = |of: u64| {
-            if own.time == 0 {
-                0.0
-            } else {
-                of as f64 / own.time as f64
-            }
-        };
-        let left = nanos(rules.turn).saturating_sub(own.used.saturating_add(since));
-        let before =
-            |a: &&Account| a.may && a.job != job && !a.gpus.intersection(own.gpus).is_empty();
-        ShareView {
-            shares: own.shares,
-            wants: own.wants,
-            left: (own.held && own.may && own.shares).then(|| Duration::from_nanos(left)),
-            deserved: part(own.due),
-            got: part(own.got.min(own.time)),
-            turns: own.turns,
-            behind: self
-                .accounts
-                .iter()
-                .find(before)
-                .filter(|_| !own.may)
-                .map(|a| a.job),
-            sliced: own.sliced,
-            slice: own.slices.given.slice(),
-            lacks: self
-                .accounts
-                .iter()
-                .filter(|a| own.shares && a.component == own.component)
-                .find_map(|a| Some((a.job, a.slices.said?)))
-                .filter(|_| rules.mode == FairMode::Slices),
         }
     }
 }

@@ -18,27 +18,26 @@
 //! often as a disable may is given up, so that no other job waits for it. No wait in here ends in "disabled": a failed
 //! enable is tried again for as long as the job lives.
 
+mod answers;
 mod beside;
+mod breath;
 mod groups;
 mod lease;
 mod ranks;
+mod views;
 mod world;
 
-use crate::config::{Config, Means, OnMaxGated};
+use crate::config::{Config, Means};
 use crate::effect::{Effect, Look, Report};
 use crate::event::{Order, Standing};
-use crate::fair::{Claim, Lacks, Terms};
+use crate::fair::{Lacks, Terms};
 use crate::ids::{Channels, Generation, GpuId, GpuSet, JobId, SessionId};
-use crate::reclaim::{Hold, Sight};
+use crate::reclaim::Hold;
 use crate::time::Instant;
-use crate::view::{JobState, JobView, Reason};
+use crate::view::JobState;
 use core::time::Duration;
 use lease::Lease;
 pub(crate) use world::{Outcome, World};
-
-/// How long an enable that was skipped because online turned out busy is not tried again, should
-/// the reading that says so never come.
-const SKIP_HOLD: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug)]
 struct Member {
@@ -202,88 +201,6 @@ impl Job {
         self.members.is_empty()
     }
 
-    fn answered(&mut self, order: Order, expected: LaneState) -> Option<&mut Lane> {
-        self.lanes.iter_mut().find(|lane| {
-            lane.gpu == order.gpu && lane.generation == order.generation && lane.state == expected
-        })
-    }
-
-    pub fn disabled(&mut self, order: Order, entered: Instant, returned: Instant) {
-        if let Some(lane) = self.answered(order, LaneState::Disabling) {
-            lane.state = LaneState::Disabled;
-            self.entered = self.entered.max(entered);
-            self.returned = self.returned.max(returned);
-        }
-    }
-
-    pub fn disable_failed(&mut self, order: Order, status: u32, out: &mut Vec<Effect>) {
-        if self.answered(order, LaneState::Disabling).is_none() {
-            return;
-        }
-        self.failures += 1;
-        self.mode = Mode::Recovering;
-        self.reread = true;
-        self.disturb(self.gpus);
-        let report = Report::DisableFailed {
-            order,
-            status,
-            failures: self.failures,
-        };
-        out.push(Effect::Emit(report));
-    }
-
-    pub fn enabled(&mut self, order: Order) {
-        if let Some(lane) = self.answered(order, LaneState::Enabling) {
-            lane.state = LaneState::Enabled;
-            lane.retry = Duration::ZERO;
-            lane.failures = 0;
-        }
-    }
-
-    pub fn enable_failed(
-        &mut self,
-        order: Order,
-        status: Option<u32>,
-        config: &Config,
-        now: Instant,
-        out: &mut Vec<Effect>,
-    ) {
-        let Some(lane) = self.answered(order, LaneState::Enabling) else {
-            return;
-        };
-        if lane.retry.is_zero()
-            && let Some(status) = status
-        {
-            out.push(Effect::Emit(Report::EnableFailed { order, status }));
-        }
-        lane.failures = lane.failures.saturating_add(1);
-        lane.retry = (lane.retry * 2).clamp(config.enable_retry, Config::ENABLE_RETRY_MAX);
-        lane.state = LaneState::Failed {
-            retry_at: now.after(lane.retry),
-        };
-    }
-
-    pub fn enable_skipped(
-        &mut self,
-        order: Order,
-        config: &Config,
-        now: Instant,
-        out: &mut Vec<Effect>,
-    ) {
-        if self.mode != Mode::Managed {
-            // That order was unconditional.
-            return self.enable_failed(order, None, config, now, out);
-        }
-        if let Some(lane) = self.answered(order, LaneState::Enabling) {
-            // It need not have been disabled before, so it is disabled now.
-            lane.state = LaneState::Unknown;
-            self.skip_until = Some(now.after(SKIP_HOLD));
-            out.push(Effect::ReadActivity {
-                gpus: GpuSet::of(order.gpu),
-            });
-        }
-    }
-
     /// Says whether that was news.
     pub fn pause(&mut self, paused: bool) -> bool {
         if !paused && self.mode == Mode::Unmanaged {
@@ -332,29 +249,6 @@ impl Job {
             self.gpus
         };
         world.ungated || gpus.minus(world.open).is_empty()
-    }
-
-    /// The job as others that use its GPUs see it.
-    pub fn claim(&self, world: &World, means: Means, now: Instant) -> Claim {
-        Claim {
-            job: self.id,
-            gpus: self.gpus,
-            terms: self.terms,
-            wants: !self.members.iter().all(|member| member.idle.is_some()),
-            groups: self.groups(world, means, now),
-            open: self.held_by(world, now).is_none() && self.is_open(world),
-            runs: self.want.is_on(),
-            on: self.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),
-            whole: self
-                .lanes
-                .iter()
-                .all(|lane| matches!(lane.state, LaneState::Enabled | LaneState::Disabling)),
-        }
-    }
-
-    fn breathes(&self, world: &World, now: Instant) -> bool {
-        matches!(self.breath, Breath::Until(end) if now < end)
-            && self.gpus.intersection(world.busy).is_empty()
     }
 
     /// Orders what is wanted and not yet so.
@@ -425,40 +319,6 @@ impl Job {
             self.mode = Mode::Unmanaged;
         } else if self.all(LaneState::Enabled) {
             self.mode = Mode::Managed;
-        }
-    }
-
-    fn breathe(
-        &mut self,
-        config: &Config,
-        world: &World,
-        may: bool,
-        now: Instant,
-        out: &mut Vec<Effect>,
-    ) {
-        if self.want != Want::Gate(Why::Gates) {
-            return;
-        }
-        let Some(since) = self.gated_since else {
-            return;
-        };
-        if !self.reported && now >= since.after(config.max_gated) {
-            self.reported = true;
-            out.push(Effect::Emit(Report::MaxGated {
-                job: self.id,
-                since,
-            }));
-            if matches!(config.on_max_gated, OnMaxGated::Breathe(_)) {
-                self.breath = Breath::Wanted;
-            }
-        }
-        if let (Breath::Wanted, OnMaxGated::Breathe(turn)) = (self.breath, config.on_max_gated)
-            && self.gpus.minus(world.breathable).is_empty()
-            && self.mode == Mode::Managed
-            && may
-        {
-            self.breath = Breath::Until(now.after(turn));
-            out.push(Effect::Emit(Report::Breathed { job: self.id }));
         }
     }
 
@@ -606,39 +466,8 @@ impl Job {
             .min()
     }
 
-    fn note_state(&mut self, now: Instant) {
-        let has = |state| self.lanes.iter().any(|lane: &Lane| lane.state == state);
-        let state = match (self.mode, self.want) {
-            (Mode::Unmanaged, _) => JobState::Unmanaged,
-            (Mode::Recovering, _) => JobState::Unknown,
-            (Mode::Managed, Want::Run | Want::Lease) if !self.all(LaneState::Enabled) => {
-                JobState::Enabling
-            }
-            (Mode::Managed, Want::Lease) => JobState::Leased,
-            (Mode::Managed, Want::Run) if matches!(self.breath, Breath::Until(_)) => {
-                JobState::Breathing
-            }
-            (Mode::Managed, Want::Run) => JobState::Running,
-            (Mode::Managed, Want::Gate(_)) if has(LaneState::Disabling) => JobState::Disabling,
-            (Mode::Managed, Want::Gate(_)) => JobState::Gated,
-        };
-        if core::mem::replace(&mut self.state, state) != state {
-            self.state_since = now;
-        }
-    }
-
     pub fn sessions(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.members.iter().map(|member| member.session)
-    }
-
-    /// The job as a reclaim sees it.
-    pub fn sight(&self, means: Means) -> Sight {
-        let hidden = self.members.iter().any(Member::is_hidden) || self.lanes.is_empty();
-        Sight {
-            stopped: self.mode == Mode::Managed && !hidden && self.all(LaneState::Disabled),
-            beyond_control: means != Means::Channels || self.mode != Mode::Managed || hidden,
-            runs: self.want == Want::Run && self.all(LaneState::Enabled),
-        }
     }
 
     /// The GPU whose preemption the job still owes an answer to.
@@ -648,41 +477,5 @@ impl Job {
 
     pub fn gpus(&self) -> GpuSet {
         self.gpus
-    }
-
-    /// Whether its work may be on its GPUs: until a disable has returned it is.
-    pub fn runs(&self) -> bool {
-        match self.state {
-            JobState::Running | JobState::Breathing | JobState::Disabling => true,
-            JobState::Leased => self.lease != Lease::Parked,
-            JobState::Unmanaged => self.want == Want::Run,
-            JobState::Gated | JobState::Enabling | JobState::Unknown => false,
-        }
-    }
-
-    pub fn view(&self, world: &World) -> JobView {
-        let held = self
-            .members
-            .iter()
-            .flat_map(|member| member.channels.iter());
-        JobView {
-            job: self.id,
-            state: self.state,
-            since: self.state_since,
-            reason: match self.want {
-                Want::Run => Reason::None,
-                Want::Lease if self.lease != Lease::Parked => Reason::None,
-                Want::Gate(Why::Operator) => Reason::Paused,
-                Want::Gate(Why::Memory) => Reason::Reclaim,
-                Want::Gate(Why::Turn) => Reason::Turn,
-                Want::Gate(_) | Want::Lease => Reason::Gate(self.gpus.minus(world.open)),
-            },
-            paused: self.paused,
-            gpus: self.gpus,
-            sessions: u32::try_from(self.members.len()).unwrap_or(u32::MAX),
-            channels: Channels(held.fold(0u32, |sum, held| sum.saturating_add(held.1.0))),
-            preemptions: self.preemptions,
-            launch_gate_closed: matches!(self.launch_gate, LaunchGate::Closed | LaunchGate::Held),
-        }
     }
 }

@@ -9,31 +9,30 @@
 //! worst, and allocates only when a process, a job or a GPU is new to it.
 
 mod beside;
+mod gates;
 mod gpu;
+mod hear;
 mod lease;
 mod ungated;
 mod views;
 
 use crate::budget::Budget;
 use crate::charge::Charges;
-use crate::config::{Config, Cooldown, FairMode, Learning};
+use crate::config::{Config, Cooldown, FairMode};
 use crate::effect::{Effect, Report};
-use crate::event::{Event, Order, Reading};
+use crate::event::{Event, Order};
 use crate::fair::{Claim, Fair};
 use crate::gap::Learner;
-use crate::gate::{Cooling, Gate, Online};
-use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, RequestId, SessionId};
+use crate::gate::Gate;
+use crate::ids::{Generation, GpuId, GpuSet, JobId, MAX_GPUS, SessionId};
 use crate::job::{Job, World};
 use crate::memory::Memory;
 use crate::online::Session;
-use crate::patience::{Idle, Patience};
+use crate::patience::Patience;
 use crate::time::Instant;
 use core::time::Duration;
-use gpu::{Gpu, Ring, book, shut};
+use gpu::{Gpu, book};
 use ungated::Ungated;
-
-/// A process gives up an agent that does not answer for so long. What it does from then on, its page no longer says.
-const LEAVES_AFTER: Duration = Duration::from_millis(500);
 
 /// All that is known of one node, and what to do about it.
 #[derive(Clone, Debug)]
@@ -167,49 +166,13 @@ impl Node {
                 let job_of = |session| jobs.iter().find(|job| job.has(session)).map(|job| job.id);
                 self.memory.take(event, job_of, now);
             }
-            Event::OnlineAttached { session } => {
-                if let Err(place) = self.find(session) {
-                    self.sessions.insert(place, Session::new(session, now));
-                }
-            }
-            Event::OnlineGone { session } => self.online_gone(session),
-            Event::Activity {
-                session,
-                gpu,
-                reading,
-            } => {
-                self.activity(session, gpu, reading, now, out);
-            }
-            Event::Progress { session, at } => {
-                if let Some(s) = self.session(session)
-                    && s.progressed(at.min(now))
-                {
-                    out.push(Effect::Emit(Report::Recovered { session }));
-                }
-            }
-            Event::Suspected {
-                session,
-                gpu,
-                suspect,
-            } => {
-                if let Ok(place) = self.find(session)
-                    && gpu.index() < self.gpus.len()
-                {
-                    self.sessions[place].suspected(gpu, suspect);
-                }
-            }
-            Event::RequestStarted { session, request } => {
-                self.request_started(session, request, now);
-            }
-            Event::RequestEnded { session, request } => {
-                if let Some(s) = self.session(session)
-                    && s.request_ended(request)
-                {
-                    for gpu in &mut self.gpus {
-                        gpu.charges.request_ended(session, request);
-                    }
-                }
-            }
+            Event::OnlineAttached { .. }
+            | Event::OnlineGone { .. }
+            | Event::Activity { .. }
+            | Event::Progress { .. }
+            | Event::Suspected { .. }
+            | Event::RequestStarted { .. }
+            | Event::RequestEnded { .. } => self.hear(event, now, out),
             Event::OfflineAttached {
                 session,
                 job,
@@ -311,131 +274,12 @@ impl Node {
         &mut self.jobs[place]
     }
 
-    fn find(&self, session: SessionId) -> Result<usize, usize> {
-        self.sessions.binary_search_by_key(&session, |s| s.id)
-    }
-
-    fn session(&mut self, session: SessionId) -> Option<&mut Session> {
-        let place = self.find(session).ok()?;
-        self.sessions.get_mut(place)
-    }
-
     /// The job an answer is for. Any answer shows that its issue thread is alive.
     fn answered(&mut self, order: Order) -> Option<&mut Job> {
         if let Some(gpu) = self.gpus.get_mut(order.gpu.index()) {
             gpu.stalled = false;
         }
         self.jobs.iter_mut().find(|job| job.id == order.job)
-    }
-
-    fn online_gone(&mut self, session: SessionId) {
-        let Ok(place) = self.find(session) else {
-            return;
-        };
-        self.sessions.remove(place);
-        self.memory.gone(session);
-        for gpu in &mut self.gpus {
-            gpu.charges.session_gone(session);
-        }
-    }
-
-    /// The agent was away. After [`LEAVES_AFTER`] it knows as little of online processes as a new one, and does as that:
-    /// gates stay shut until those that left have had the time to come back.
-    fn absent(&mut self, lasted: Duration, now: Instant) {
-        for session in &mut self.sessions {
-            session.unwatched(lasted, now);
-        }
-        if lasted < LEAVES_AFTER {
-            return;
-        }
-        self.hold_until = self.hold_until.max(now.after(self.config.start_hold));
-        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.gate.is_open()) {
-            (gpu.gate, gpu.since) = (Gate::Cooling { since: now }, now);
-        }
-    }
-
-    /// A request came: offline goes before the first kernel does.
-    fn request_started(&mut self, session: SessionId, request: RequestId, now: Instant) {
-        let Ok(place) = self.find(session) else {
-            return;
-        };
-        let slo = self.config.slo;
-        for id in self.sessions[place].gpus() {
-            if self.held(id).is_none() {
-                let gpu = &mut self.gpus[id.index()];
-                let free = matches!(gpu.gate, Gate::Cooling { .. }) && gpu.preemption.is_none();
-                gpu.expected = free.then_some(now);
-            }
-        }
-        let session = &mut self.sessions[place];
-        let known = !session.request_started(request, now);
-        for id in session.gpus() {
-            let gpu = &mut self.gpus[id.index()];
-            if session.holds() && gpu.gate.is_open() {
-                shut(gpu, Ring::Request, slo, now);
-                self.world.shut = self.world.shut.with(id);
-            }
-            if !known {
-                gpu.charges.request_started(session.id, request);
-            }
-        }
-    }
-
-    fn activity(
-        &mut self,
-        session: SessionId,
-        at: GpuId,
-        reading: Reading,
-        now: Instant,
-        out: &mut Vec<Effect>,
-    ) {
-        let Ok(place) = self.find(session) else {
-            return;
-        };
-        let Some(gpu) = self.gpus.get_mut(at.index()) else {
-            return;
-        };
-        let learning: Option<Learning> = match self.config.cooldown {
-            Cooldown::Learnt(learning) => Some(learning),
-            Cooldown::Fixed(_) => None,
-        };
-        let lapsed = self.sessions[place].lapsed();
-        if !self.sessions[place].uses(at) {
-            for request in self.sessions[place].requests() {
-                gpu.charges.request_started(session, request);
-            }
-        }
-        let seen =
-            self.sessions[place].read(at, reading, gpu.opened, learning.as_ref(), now, |gap| {
-                if let Some(learner) = &mut gpu.learner
-                    && learner.learn(gap)
-                {
-                    let report = Report::CooldownViolated {
-                        gpu: at,
-                        gap: gap.span,
-                    };
-                    out.push(Effect::Emit(report));
-                }
-            });
-        if let (Some((count, apart)), Some(learner)) = (seen.unseen, &mut gpu.learner) {
-            learner.unseen(count, apart, now);
-        }
-        if let Some(worked) = seen.worked {
-            gpu.budget.worked(worked, now);
-        }
-        if lapsed && !self.sessions[place].lapsed() {
-            out.push(Effect::Emit(Report::Recovered { session }));
-        }
-        // The edges of a suspect that configuration passes over are no more than its busyness is.
-        let counts = self.sessions[place].edges_count(at, self.config.suspects);
-        if let Some(rang) = seen.edge.filter(|_| counts) {
-            gpu.launched(rang);
-            if gpu.gate != Gate::Closed {
-                // Also for a whole busy period that is over by now: the gate shuts and cools anew.
-                shut(gpu, Ring::Launch(rang), self.config.slo, now);
-                self.world.shut = self.world.shut.with(at);
-            }
-        }
     }
 
     /// A process leaves its job, unless that is `stays`.
@@ -540,130 +384,6 @@ impl Node {
         }
         self.claims.clear();
         self.settle_leases(now, out);
-    }
-
-    fn settle_budgets(&mut self, now: Instant) {
-        for id in self.world.all.iter() {
-            let budget = &mut self.gpus[id.index()].budget;
-            let busy = self.world.busy.contains(id);
-            if let Some(short) = self.memory.shortages(id, busy, now) {
-                budget.fell_short(short, now);
-            }
-            if let Some(slo) = self.config.slo {
-                let usual = self.config.sharing.reserving.pressure_every;
-                self.memory.steer(id, budget.every(slo, usual, now), now);
-            }
-        }
-    }
-
-    fn settle_gates(&mut self, now: Instant) {
-        let World {
-            all,
-            shut: mut shut_now,
-            drained,
-            ungated,
-            ..
-        } = self.world;
-        let mut world = World {
-            all,
-            drained,
-            ungated,
-            ..World::default()
-        };
-        for id in all.iter() {
-            let busy = self
-                .sessions
-                .iter()
-                .any(|s| s.busy_on(id, self.config.suspects));
-            if !busy {
-                self.is_idle(id, now);
-            }
-            let (cooling, slo) = (self.cooling(id, now), self.config.slo);
-            let gpu = &mut self.gpus[id.index()];
-            let before = gpu.gate;
-            let online = if busy { Online::Busy } else { Online::Idle };
-            if busy && before != Gate::Closed {
-                shut(gpu, Ring::Launch(now), slo, now);
-                shut_now = shut_now.with(id);
-            }
-            gpu.gate = gpu.gate.step(online, cooling, now);
-            if gpu.gate != before && gpu.gate != Gate::Closed {
-                if before == Gate::Closed {
-                    gpu.charges.period_ended();
-                }
-                gpu.since = now;
-            }
-            if gpu.gate.is_open() && !before.is_open() {
-                (gpu.opened, gpu.expected) = (Some(now), None);
-                gpu.longest_idle = Duration::ZERO;
-                gpu.woken = false;
-            }
-            let breathable = gpu.breathable_at().is_some_and(|at| now >= at);
-            for (set, holds) in [
-                (&mut world.open, gpu.gate.is_open()),
-                (&mut world.busy, busy),
-                (&mut world.stalled, gpu.stalled),
-                (&mut world.breathable, breathable),
-            ] {
-                if holds {
-                    *set = set.with(id);
-                }
-            }
-        }
-        world.shut = shut_now;
-        self.world = world;
-    }
-
-    fn cooling(&self, gpu: GpuId, now: Instant) -> Cooling {
-        if now < self.hold_until {
-            return Cooling::Held;
-        }
-        if self.held(gpu).is_some() {
-            return Cooling::Held;
-        }
-        Cooling::For(self.cooldown(gpu, now))
-    }
-
-    /// Whose requests keep the gate of that GPU shut.
-    fn held(&self, gpu: GpuId) -> Option<SessionId> {
-        let holds = |session: &&Session| session.uses(gpu) && session.holds();
-        self.sessions.iter().find(holds).map(|session| session.id)
-    }
-
-    /// Online is idle there: how long is that worth waiting for?
-    fn is_idle(&mut self, id: GpuId, now: Instant) {
-        let Some(slo) = self.config.slo else {
-            return;
-        };
-        let idle = Idle {
-            begins: self.gpus[id.index()].gate == Gate::Closed,
-            held: self.held(id).is_some(),
-            gap: self.gap(id, now),
-        };
-        let gpu = &mut self.gpus[id.index()];
-        gpu.patience.idles(idle, slo, &mut gpu.budget, now);
-    }
-
-    /// How long online has to be idle before offline runs.
-    fn cooldown(&self, gpu: GpuId, now: Instant) -> Duration {
-        let gap = self.gap(gpu, now);
-        match self.config.slo {
-            Some(_) => gap.max(self.gpus[gpu.index()].patience.wait()),
-            None => gap,
-        }
-    }
-
-    /// Longer than the idle times between two iterations of online.
-    fn gap(&self, gpu: GpuId, now: Instant) -> Duration {
-        let mut users = self.sessions.iter().filter(|s| s.uses(gpu)).peekable();
-        if users.peek().is_some() && users.all(Session::hinted) {
-            return Duration::ZERO;
-        }
-        match (self.config.cooldown, &self.gpus[gpu.index()].learner) {
-            (Cooldown::Fixed(cooldown), _) => cooldown,
-            (Cooldown::Learnt(_), Some(learner)) => learner.cooldown(now),
-            (Cooldown::Learnt(learning), None) => learning.max,
-        }
     }
 
     fn deadline(&self, now: Instant) -> Option<Instant> {

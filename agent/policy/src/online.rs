@@ -78,6 +78,16 @@ pub(crate) struct Seen {
     pub unseen: Option<(u64, Duration)>,
 }
 
+/// A reading, and what counts for all that it says.
+struct Told<'a> {
+    reading: Reading,
+    /// `Session::drained`, if a request is in flight.
+    flight: Option<u64>,
+    /// The process says when requests come.
+    hinted: bool,
+    learning: Option<&'a Learning>,
+}
+
 impl Device {
     fn busy(&self) -> bool {
         self.reading.is_some_and(|reading| reading.busy)
@@ -85,6 +95,110 @@ impl Device {
 
     fn counts(&self, suspects: Suspects) -> bool {
         self.busy() && !(self.suspect && suspects == Suspects::Ignore)
+    }
+
+    /// A busy period ended at `idle_since`. `known`: nothing came unseen between it and the reading before.
+    fn end_period(
+        &mut self,
+        known: bool,
+        idle_since: Instant,
+        told: &Told<'_>,
+        seen: &mut Seen,
+        decode: &mut impl FnMut(Gap),
+    ) {
+        let gap = self.gap.take().filter(|_| known);
+        let turns = told.reading.turns;
+        let pattern = Pattern {
+            launches: told.reading.launches,
+            graph: told.reading.graph,
+        };
+        if known {
+            let span = idle_since.since(self.busy_since);
+            seen.unseen = Some((turns.gaps(span), turns.apart));
+            seen.worked = Some(Worked {
+                span,
+                decoded: self.iterations.is_decode(pattern),
+            });
+        }
+        self.flight = told.flight;
+        match told.learning {
+            Some(_) if told.hinted => {
+                if let Some(gap) = gap.filter(|_| self.gap_in_request) {
+                    decode(gap);
+                }
+            }
+            Some(learning) => {
+                self.iterations.ended(pattern, turns, gap, learning, decode);
+            }
+            None => {}
+        }
+        self.idle_since = idle_since;
+    }
+
+    /// Follows the edges between the reading `before` and this one.
+    fn follow(
+        &mut self,
+        before: Option<Reading>,
+        told: &Told<'_>,
+        opened: Option<Instant>,
+        now: Instant,
+        decode: &mut impl FnMut(Gap),
+    ) -> Seen {
+        let was_busy = before.is_some_and(|before| before.busy);
+        // Edges since the last reading beyond the one that explains the new state.
+        let steps = before.map(|before| told.reading.generation.wrapping_sub(before.generation));
+        let idle_since = told.reading.idle_since.min(now);
+        let mut seen = Seen::default();
+        let mut edge = None;
+        let mut end_period = |device: &mut Device, known, idle_since| {
+            device.end_period(known, idle_since, told, &mut seen, decode);
+        };
+        match (was_busy, told.reading.busy) {
+            (true, false) => {
+                let idle_since = idle_since.max(self.busy_since);
+                end_period(self, steps == Some(1), idle_since);
+                if steps != Some(1) {
+                    edge = Some(idle_since);
+                }
+            }
+            (true, true) => {
+                let busy_since = told.reading.busy_since.min(now);
+                let idle_since = idle_since.clamp(self.busy_since, busy_since.max(self.busy_since));
+                end_period(self, steps == Some(2), idle_since);
+                self.gap_ended(busy_since.max(idle_since), opened, told.flight);
+                edge = Some(self.busy_since);
+            }
+            (false, true) => {
+                let known = steps == Some(1);
+                if before.is_some() && !known {
+                    // Whole periods went by: the last one ended at `idle_since`.
+                    self.gap = None;
+                    end_period(self, false, idle_since.max(self.idle_since));
+                }
+                let stamp = told.reading.busy_since.min(now);
+                let busy_since = if stamp < self.idle_since { now } else { stamp };
+                if before.is_some() {
+                    self.gap_ended(busy_since, opened, told.flight);
+                } else {
+                    self.busy_since = busy_since;
+                }
+                edge = Some(busy_since);
+            }
+            (false, false) if before.is_some() => {
+                let idle_since = idle_since.max(self.idle_since);
+                let busy_since = told
+                    .reading
+                    .busy_since
+                    .min(now)
+                    .clamp(self.idle_since, idle_since);
+                self.gap_ended(busy_since, opened, told.flight);
+                end_period(self, steps == Some(2), idle_since);
+                edge = Some(busy_since);
+            }
+            (false, false) => self.idle_since = idle_since,
+        }
+        seen.edge = edge;
+        seen
     }
 
     /// A gap ended at `busy_since`; `flight` is `Session::drained` if a request is in flight.
@@ -159,89 +273,13 @@ impl Session {
             return Seen::default();
         }
         device.reading = Some(reading);
-        let was_busy = before.is_some_and(|before| before.busy);
-        // Edges since the last reading beyond the one that explains the new state.
-        let steps = before.map(|before| reading.generation.wrapping_sub(before.generation));
-        let idle_since = reading.idle_since.min(now);
-        let mut seen = Seen::default();
-        let (mut worked, mut unseen) = (None, None);
-        let mut end_period = |device: &mut Device, gap_known: bool, idle_since: Instant| {
-            let gap = device.gap.take().filter(|_| gap_known);
-            let pattern = Pattern {
-                launches: reading.launches,
-                graph: reading.graph,
-            };
-            if gap_known {
-                let span = idle_since.since(device.busy_since);
-                unseen = Some((reading.turns.gaps(span), reading.turns.apart));
-                worked = Some(Worked {
-                    span,
-                    decoded: device.iterations.is_decode(pattern),
-                });
-            }
-            let during_request = device.gap_in_request;
-            device.flight = flight;
-            if let Some(learning) = learning {
-                if hinted {
-                    if let Some(gap) = gap.filter(|_| during_request) {
-                        decode(gap);
-                    }
-                } else {
-                    let turns = reading.turns;
-                    (device.iterations).ended(pattern, turns, gap, learning, &mut decode);
-                }
-            }
-            device.idle_since = idle_since;
+        let told = Told {
+            reading,
+            flight,
+            hinted,
+            learning,
         };
-        match (was_busy, reading.busy) {
-            (true, false) => {
-                let idle_since = idle_since.max(device.busy_since);
-                end_period(device, steps == Some(1), idle_since);
-                if steps != Some(1) {
-                    seen.edge = Some(idle_since);
-                }
-            }
-            (true, true) => {
-                let busy_since = reading.busy_since.min(now);
-                let idle_since =
-                    idle_since.clamp(device.busy_since, busy_since.max(device.busy_since));
-                end_period(device, steps == Some(2), idle_since);
-                device.gap_ended(busy_since.max(idle_since), opened, flight);
-                seen.edge = Some(device.busy_since);
-            }
-            (false, true) => {
-                let known = steps == Some(1);
-                if before.is_some() && !known {
-                    // Whole periods went by: the last one ended at `idle_since`.
-                    device.gap = None;
-                    end_period(device, false, idle_since.max(device.idle_since));
-                }
-                let stamp = reading.busy_since.min(now);
-                let busy_since = if stamp < device.idle_since {
-                    now
-                } else {
-                    stamp
-                };
-                if before.is_some() {
-                    device.gap_ended(busy_since, opened, flight);
-                } else {
-                    device.busy_since = busy_since;
-                }
-                seen.edge = Some(busy_since);
-            }
-            (false, false) if before.is_some() => {
-                let idle_since = idle_since.max(device.idle_since);
-                let busy_since = reading
-                    .busy_since
-                    .min(now)
-                    .clamp(device.idle_since, idle_since);
-                device.gap_ended(busy_since, opened, flight);
-                end_period(device, steps == Some(2), idle_since);
-                seen.edge = Some(busy_since);
-            }
-            (false, false) => device.idle_since = idle_since,
-        }
-        (seen.worked, seen.unseen) = (worked, unseen);
+        let seen = device.follow(before, &told, opened, now, &mut decode);
         // A request that came with this work is told of right after it, and takes this back. What it worked on before
         // it was known to use this GPU was begun under a word that nobody heard.
         self.strayed |= seen.edge.is_some() && before.is_some() && flight.is_none() && self.hinted;

@@ -3,7 +3,7 @@
 use super::books::Books;
 use super::online::{Ask, Elastic, give_up};
 use super::{Memory, MemoryEvent};
-use crate::ids::{Bytes, GpuId, JobId, SessionId};
+use crate::ids::{Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId};
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Answer, Phase};
 use crate::time::Instant;
@@ -32,52 +32,9 @@ impl Memory {
                 answer,
                 stripes,
                 log,
-            } => {
-                let Self { jobs, ledgers, .. } = self;
-                let of = |books: &&mut Books| books.ranks.iter().any(|r| r.session == session);
-                if let Some(books) = jobs.iter_mut().find(of) {
-                    let all = stripes.len() >= books.machine.stripes.len();
-                    let answer = match answer {
-                        Answer::Done if !all => Answer::Refused,
-                        answer => answer,
-                    };
-                    let phase = if books.machine.id == reclaim {
-                        Phase::Moving
-                    } else {
-                        Phase::Idle
-                    };
-                    if books.machine.answered(session, phase, answer)
-                        && !books.machine.waiting().contains(&session)
-                    {
-                        books.moved(session, stripes, log, ledgers);
-                    }
-                }
-            }
-            MemoryEvent::Usage { session, kv, used } => {
-                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
-                if let Some(elastic) = self.elastic.iter_mut().find(known) {
-                    let grew = used > elastic.used;
-                    elastic.used = used.min(elastic.mapped());
-                    let waited = elastic.was_short(grew, &self.sharing, now);
-                    elastic.waited = elastic.waited.or(waited);
-                    let gpu = elastic.gpu;
-                    self.note_use(session, gpu);
-                }
-            }
-            MemoryEvent::Mapped {
-                session,
-                kv,
-                mapped,
-                last,
-            } => {
-                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
-                if let Some(elastic) = self.elastic.iter_mut().find(known)
-                    && let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index())
-                {
-                    elastic.mapped_is((mapped, last), ledger, &self.sharing, now);
-                    let gpu = elastic.gpu;
-                    self.note_use(session, gpu);
-                }
+            } => self.moved(reclaim, session, answer, stripes, log),
+            MemoryEvent::Usage { .. } | MemoryEvent::Mapped { .. } => {
+                self.heard_of_online(event, now);
             }
             MemoryEvent::Counted {
                 session,
@@ -128,6 +85,69 @@ impl Memory {
                 self.withdraw(|known| (known.session, known.id) == (session, ask));
                 self.leaves_room(|room| room.is(session, ask));
             }
+        }
+    }
+
+    /// A process has moved stripes of its cache, or says why not.
+    fn moved(
+        &mut self,
+        reclaim: ReclaimId,
+        session: SessionId,
+        answer: Answer,
+        stripes: &[StripeId],
+        log: LogSeq,
+    ) {
+        let Self { jobs, ledgers, .. } = self;
+        let of = |books: &&mut Books| books.ranks.iter().any(|r| r.session == session);
+        if let Some(books) = jobs.iter_mut().find(of) {
+            let all = stripes.len() >= books.machine.stripes.len();
+            let answer = match answer {
+                Answer::Done if !all => Answer::Refused,
+                answer => answer,
+            };
+            let phase = if books.machine.id == reclaim {
+                Phase::Moving
+            } else {
+                Phase::Idle
+            };
+            if books.machine.answered(session, phase, answer)
+                && !books.machine.waiting().contains(&session)
+            {
+                books.moved(session, stripes, log, ledgers);
+            }
+        }
+    }
+
+    /// What an online process says of its cache.
+    fn heard_of_online(&mut self, event: MemoryEvent<'_>, now: Instant) {
+        match event {
+            MemoryEvent::Usage { session, kv, used } => {
+                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
+                if let Some(elastic) = self.elastic.iter_mut().find(known) {
+                    let grew = used > elastic.used;
+                    elastic.used = used.min(elastic.mapped());
+                    let waited = elastic.was_short(grew, &self.sharing, now);
+                    elastic.waited = elastic.waited.or(waited);
+                    let gpu = elastic.gpu;
+                    self.note_use(session, gpu);
+                }
+            }
+            MemoryEvent::Mapped {
+                session,
+                kv,
+                mapped,
+                last,
+            } => {
+                let known = |e: &&mut Elastic| (e.session, e.kv) == (session, kv);
+                if let Some(elastic) = self.elastic.iter_mut().find(known)
+                    && let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index())
+                {
+                    elastic.mapped_is((mapped, last), ledger, &self.sharing, now);
+                    let gpu = elastic.gpu;
+                    self.note_use(session, gpu);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -204,31 +224,33 @@ impl Memory {
                     self.note_use(session, gpu);
                 }
             }
-            MemoryEvent::KvGone { session, kv } => {
-                for elastic in self
-                    .elastic
-                    .iter_mut()
-                    .filter(|e| (e.session, e.kv) == (session, kv))
-                {
-                    if let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index()) {
-                        elastic.close(ledger);
-                    }
-                }
-                self.elastic.retain(|e| (e.session, e.kv) != (session, kv));
-                for books in &mut self.jobs {
-                    for rank in books.ranks.clone() {
-                        if let Some(ledger) = self.ledgers.get_mut(rank.gpu.index())
-                            && (rank.session, rank.kv) == (session, kv)
-                        {
-                            books.machine.gone(session);
-                            books.unregister(session, Some(kv), ledger);
-                        }
-                    }
-                }
-                self.drop_empty();
-            }
+            MemoryEvent::KvGone { session, kv } => self.kv_gone(session, kv),
             _ => {}
         }
+    }
+
+    fn kv_gone(&mut self, session: SessionId, kv: KvId) {
+        for elastic in self
+            .elastic
+            .iter_mut()
+            .filter(|e| (e.session, e.kv) == (session, kv))
+        {
+            if let Some(ledger) = self.ledgers.get_mut(elastic.gpu.index()) {
+                elastic.close(ledger);
+            }
+        }
+        self.elastic.retain(|e| (e.session, e.kv) != (session, kv));
+        for books in &mut self.jobs {
+            for rank in books.ranks.clone() {
+                if let Some(ledger) = self.ledgers.get_mut(rank.gpu.index())
+                    && (rank.session, rank.kv) == (session, kv)
+                {
+                    books.machine.gone(session);
+                    books.unregister(session, Some(kv), ledger);
+                }
+            }
+        }
+        self.drop_empty();
     }
 
     /// What a job's processes say of their blocks, and of a reclaim that is to begin.
