@@ -10,12 +10,12 @@
 //! go with its last process, and beyond [`JOBS`] jobs there is one series for the rest.
 
 mod families;
+mod jobs;
 mod sample;
 pub mod serve;
 
-use families::{
-    COUNTER, FAMILIES, JOB_FAMILIES, JobFamily, TRAINER_FAMILIES, TrainerFamily, job_shares,
-};
+use families::{COUNTER, FAMILIES};
+use jobs::{JOB_FAMILIES, JobFamily, TRAINER_FAMILIES, TrainerFamily, job_shares};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
