@@ -1,11 +1,15 @@
 use proptest::prelude::*;
 
 use tidegate_policy::config::{FairMode, Slo};
+use tidegate_policy::gap::Turns;
 use tidegate_policy::ids::Bytes;
 use tidegate_policy::lease::Leasing;
 use tidegate_policy::lease::event::LeaseEvent;
 use tidegate_policy::lease::slo::Promise;
+use tidegate_policy::memory::MemoryEvent;
+use tidegate_policy::node::Node;
 
+use super::settings::config_of;
 use super::settings::{FIELDS_BEFORE_SLO, FIELDS_BEFORE_TURNS};
 use super::*;
 
@@ -37,7 +41,7 @@ fn event(kind: usize, f: [u64; 8]) -> Event<'static> {
         "drain",
         "ungate",
     ];
-    event_of(NAMES[kind % NAMES.len()], &f).expect("every name is known")
+    gate::read(NAMES[kind % NAMES.len()], &f).expect("every name is known")
 }
 
 /// Name and fields of events about memory of every kind, from numbers.
@@ -106,7 +110,7 @@ const LEASED: Leasing = Leasing {
 /// Events about timeslices of every kind, from numbers.
 fn slice_event(kind: usize, f: [u64; 8]) -> Event<'static> {
     let name = ["groups", "slice_refused"][kind % 2];
-    event_of(name, &f).expect("every name is known")
+    gate::read(name, &f).expect("every name is known")
 }
 
 fn leasing(leases: Option<Leasing>) -> Config {
@@ -223,7 +227,7 @@ proptest! {
 #[test]
 fn turns_are_read_as_they_are_written() {
     let fields = [1, 0, 7, 1, 30, 20, 40, 9, 12, 3, 600_000];
-    let event = event_of("activity", &fields).expect("all are there");
+    let event = gate::read("activity", &fields).expect("all are there");
     let line = EventLine::of(&event, Instant::from_nanos(5)).to_string();
     assert_eq!(line, "event 5 activity 1 0 7 1 30 20 40 9 12 3 600000");
     let Event::Activity { reading, .. } = event else {
@@ -235,11 +239,11 @@ fn turns_are_read_as_they_are_written() {
         apart,
     } = reading.turns;
     assert_eq!((count, first.0, apart.as_micros()), (12, 3, 600));
-    let earlier = event_of("activity", &fields[..8]).expect("all that there were");
+    let earlier = gate::read("activity", &fields[..8]).expect("all that there were");
     let line = EventLine::of(&earlier, Instant::from_nanos(5)).to_string();
     assert_eq!(line, "event 5 activity 1 0 7 1 30 20 40 9");
     for count in [9, 10] {
-        assert_eq!(event_of("activity", &fields[..count]), None);
+        assert_eq!(gate::read("activity", &fields[..count]), None);
     }
 }
 
@@ -296,6 +300,35 @@ fn a_recording_of_the_format_before_is_decided_again() {
     let claimed = recording.replacen("decisions 2", "decisions 3", 1);
     let told = replay(claimed.as_bytes()).expect_err("other words");
     assert!(matches!(told, DecisionsError::Differs { .. }), "{told}");
+}
+
+/// P-REPLAY-3: each event that earlier agents wrote is written again as it was read, to the last digit.
+#[test]
+fn an_event_is_written_as_earlier_agents_wrote_it() {
+    let recordings = [
+        include_str!("../tests/recordings/format-2.txt"),
+        include_str!("../tests/recordings/one-job.txt"),
+    ];
+    let mut names = std::collections::BTreeSet::new();
+    for line in recordings.iter().flat_map(|recording| recording.lines()) {
+        let mut words = line.split(' ');
+        let (Some("event"), Some(now), Some(name)) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        let now = Instant::from_nanos(now.parse().expect("a number"));
+        let fields: Vec<u64> = words.map(|word| word.parse().expect("a number")).collect();
+        let written = match name.strip_prefix(memory::PREFIX) {
+            Some(own) => memory::read(former::memory_event(own), &fields, |event| {
+                EventLine::of(&event.into(), now).to_string()
+            }),
+            None => gate::read(name, &fields).map(|event| EventLine::of(&event, now).to_string()),
+        };
+        let expected = line.replace("memory_prepared", "memory_checked");
+        assert_eq!(written, Some(expected));
+        names.insert(name);
+    }
+    assert!(names.len() >= 16, "{names:?}");
 }
 
 /// P-FAIR-4: what an agent without turns decided about one job, under real load, is decided again to the last byte:
