@@ -128,6 +128,17 @@ pub struct Ride {
     idle_since: Option<u64>,
 }
 
+/// A row, or where none decodes a part of a prompt.
+fn least(ask: &Ask) -> Rides {
+    let rows = ask.background.min(UNKNOWN);
+    let prompt = if rows == 0 {
+        ask.prompt.min(FIRST_CHUNK)
+    } else {
+        0
+    };
+    Rides { rows, prompt }
+}
+
 fn mean(mean: &mut f64, value: f64) {
     let weight = if *mean > 0.0 { WEIGHT } else { 1.0 };
     *mean += weight * (value - *mean);
@@ -179,14 +190,7 @@ impl Ride {
             return Rides::default();
         }
         let Some(line) = self.line else {
-            return Rides {
-                rows: ask.background.min(UNKNOWN),
-                prompt: if ask.background == 0 {
-                    ask.prompt.min(FIRST_CHUNK)
-                } else {
-                    0
-                },
-            };
+            return least(ask);
         };
         self.fill(ask, line, room)
     }
@@ -255,7 +259,12 @@ impl Ride {
                 prompt: ask.prompt.min(FIRST_CHUNK),
             };
         };
-        self.fill(ask, line, line.base * (IDLE - 1.0))
+        let rides = self.fill(ask, line, line.base * (IDLE - 1.0));
+        if rides != Rides::default() {
+            return rides;
+        }
+        // The least of a step, whatever was learnt: where nothing runs nothing better is learnt either.
+        least(ask)
     }
 
     /// A step is over. What its users waited for those that rode, ns.
@@ -359,5 +368,53 @@ fn iteration(users: u32, cached: u64, prompt: u32) -> Iteration {
         batch: users,
         cached,
         prompt,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each row seemed to take as long as ten steps without: what was learnt says that none is to run.
+    #[test]
+    fn an_engine_that_nobody_uses_goes_on_whatever_was_learnt() {
+        let promise = Promise::Mean {
+            ttft: 500,
+            tpot: 500,
+        };
+        let mut ride = Ride::new(Leasing {
+            promise,
+            margin_permille: 0,
+            switch_ns: 0,
+            gate_ns: 0,
+            grace_ns: 0,
+        });
+        let mut now_ns = 0;
+        for step in 0..2_000_u32 {
+            let users = 1 + step % 8;
+            let took_ns = 1_000_000 + u64::from(users) * 10_000_000;
+            now_ns += took_ns;
+            ride.ran(&Step {
+                now_ns,
+                took_ns,
+                interval_ns: took_ns,
+                users,
+                ..Step::default()
+            });
+        }
+        for (background, prompt) in [(3, 0), (0, 100)] {
+            let mut rode = 0;
+            for _ in 0..1_000 {
+                now_ns += 10_000_000;
+                let ask = Ask {
+                    now_ns,
+                    background,
+                    prompt,
+                    ..Ask::default()
+                };
+                rode += u32::from(ride.plan(&ask) != Rides::default());
+            }
+            assert!(rode > 500, "{rode} of 1000 steps");
+        }
     }
 }
