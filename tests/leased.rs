@@ -1,9 +1,14 @@
-//! Leases, as a trainer obeys them: what runs is judged by the device's history.
+//! Leases, as the library has its part in them: a trainer obeys them, and an online program says its iterations. What runs
+//! is judged by the device's history.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::process::{ChildStdout, Command};
 use std::sync::atomic::Ordering;
 
+use tidegate_abi::beats::{BATCH_KNOWN, MAGIC};
+use tidegate_agent::sys::{self, SharedBeats};
 use tidegate_proto::v1::agent_command::Command as Order;
 use tidegate_proto::v1::client_event::Event;
 use tidegate_proto::v1::{self, Role};
@@ -214,4 +219,121 @@ fn a_trainer_without_an_agent_runs() {
         trainer.ran(&node, 5);
         trainer.ends(&node);
     }
+}
+
+/// The page of iterations that session `at` sent, as its agent opens it, and its descriptor.
+#[track_caller]
+fn page_of_iterations(agent: &StandIn, at: usize, pid: u32) -> (SharedBeats, i32) {
+    let fd = agent.hear(at, "the page of iterations", |event| match event {
+        Event::BeatPage(page) => Some(page.fd),
+        _ => None,
+    });
+    let process = sys::pidfd_open(pid.cast_signed()).expect("it runs");
+    let file = sys::pidfd_getfd(process.as_fd(), fd).expect("it is open there");
+    (SharedBeats::map(file.as_fd()).expect("it is sealed"), fd)
+}
+
+/// One iteration, as the page says it: of version, count, begin, end and which one it is.
+fn iteration(page: &SharedBeats) -> Option<[u64; 4]> {
+    let words = &page.devices[0];
+    let version = words.version.load(Ordering::Acquire);
+    let read = [
+        &words.count,
+        &words.begin_ns,
+        &words.end_ns,
+        &words.free_blocks,
+    ]
+    .map(|word| word.load(Ordering::Acquire));
+    let rest = [&words.batch, &words.prompt, &words.cached, &words.blocks]
+        .map(|word| word.load(Ordering::Acquire));
+    let stands = version.is_multiple_of(2) && version == words.version.load(Ordering::Acquire);
+    if !stands || read[0] == 0 {
+        return None;
+    }
+    let (prompt, decode) = ([BATCH_KNOWN, 100, 0, 1 << 20], [BATCH_KNOWN | 1, 0]);
+    assert!(rest == prompt || rest[..2] == decode, "{rest:?}");
+    Some(read)
+}
+
+/// P-LEASE-4: what an online program says of its iterations is what the device saw of them.
+#[test]
+fn an_online_program_says_its_iterations_to_the_agent_that_asks_for_them() {
+    let node = Node::device_only(&[]);
+    let agent = StandIn::start(&node, Role::Online);
+    let mut command = node.preloaded(compile("decodes", &["-lcuda"]), "online");
+    let program = Running::start("decodes", command.args(["2000000", "1000000", "7"]));
+    let pid = program.pid();
+    let records = || history::read(&node.vgpu_dir()).expect("the device keeps a history");
+    let ran = |kind: Kind| -> BTreeMap<u64, u64> {
+        let records = records();
+        let own = records
+            .iter()
+            .filter(|record| record.kind == kind && record.pid == pid);
+        own.map(|record| (record.tag, record.at_ns)).collect()
+    };
+    let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let bells = || {
+        let bell = |page: &tidegate_abi::page::Page| page.process.doorbell.load(Ordering::Acquire);
+        agent.with(0, |session| bell(session.page()))
+    };
+    wait_for("iterations", || {
+        (ran(Kind::KernelEnd).len() > 10).then_some(())
+    });
+    assert!(!maps().contains("tidegate-beats"), "nobody asked");
+    let mut last = 0;
+    let mut descriptors = Vec::new();
+    for session in 0..3 {
+        wait_for("a session", || agent.with(session, |_| ()));
+        agent.say(session, Order::BeatsWanted(v1::BeatsWanted {}));
+        let (page, fd) = page_of_iterations(&agent, session, pid);
+        descriptors.push(fd);
+        assert_eq!(page.header.magic.load(Ordering::Acquire), MAGIC);
+        let number = agent.with(session, |session| {
+            session.page().header.session.load(Ordering::Acquire)
+        });
+        assert_eq!(Some(page.header.session.load(Ordering::Acquire)), number);
+        let before = bells();
+        let mut said = BTreeMap::new();
+        wait_for("iterations that are said", || {
+            let [count, begin, end, nth] = iteration(&page)?;
+            said.insert(nth, (count, begin, end));
+            (said.len() >= 20).then_some(())
+        });
+        assert!(session > 0 || bells() > before, "the agent is woken");
+        let (starts, ends) = wait_for("the history of them", || {
+            let all = (ran(Kind::KernelStart), ran(Kind::KernelEnd));
+            all.1.contains_key(said.last_key_value()?.0).then_some(all)
+        });
+        for (nth, (_, begin, end)) in &said {
+            assert!(
+                *begin <= starts[nth] && ends[nth] <= *end,
+                "{nth} of {said:?}"
+            );
+            assert!(*begin >= ends[&(nth - 1)], "{nth} of {said:?}");
+        }
+        let numbers = said.iter().map(|(nth, (count, ..))| nth - count);
+        let numbers: Vec<u64> = numbers.collect();
+        assert!(numbers.windows(2).all(|two| two[0] == two[1]), "{said:?}");
+        assert!(said.first_key_value().is_some_and(|(nth, _)| *nth > last));
+        last = *said.last_key_value().expect("twenty").0;
+        if session == 1 {
+            program.signal(libc::SIGUSR1);
+            let link = format!("/proc/{pid}/fd/{fd}");
+            wait_for("it to be closed", || {
+                std::fs::read_link(&link).is_err().then_some(())
+            });
+        }
+        agent.cut(session);
+    }
+    assert_eq!(descriptors[0], descriptors[1], "one serves all agents");
+    assert_eq!(maps().matches("tidegate-beats").count(), 1, "{}", maps());
+    program.signal(libc::SIGTERM);
+    let output = program.succeed();
+    let (all, said) = output
+        .lines()
+        .last()
+        .and_then(|line| line.split_once(' '))
+        .expect("two");
+    let [all, said] = [all, said].map(|count| count.parse::<u64>().expect("a count"));
+    assert!(0 < said && said < all, "{output}");
 }

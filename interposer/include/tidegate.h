@@ -35,10 +35,13 @@
 extern "C" {
 #endif
 
-#define TG_ABI_VERSION 4
+#define TG_ABI_VERSION 5
 
 /* For tg_kv_scope_begin and tg_kv_register. */
 #define TG_KV_ELASTIC 1u /* online: begins without memory, grows with tg_reserve and shrinks with tg_release */
+
+/* For tg_beat. */
+#define TG_EVERY_DEVICE UINT32_MAX /* each device that the process uses */
 
 /* What tg_role answers. */
 #define TG_ROLE_UNKNOWN 0 /* no agent has said it */
@@ -79,6 +82,20 @@ struct tg_leased {
     uint64_t tokens;          /* of the window that fits the lease; 0: as the trainer likes */
     uint32_t units;           /* that may still begin under the lease; UINT32_MAX: any number */
     uint32_t resident_layers; /* frozen layers that may stay in memory; UINT32_MAX: the agent says nothing about them */
+};
+
+/* An iteration of an online engine that has ended, and what comes next: tg_beat. Times are of CLOCK_MONOTONIC. */
+struct tg_iteration {
+    uint64_t begin_ns;       /* before its first launch, also where the iteration before it still ran */
+    uint64_t end_ns;         /* when its outputs were there; 0: now */
+    uint64_t fingerprint;    /* a name of its shape, such as that of its graph; 0: the library names it by batch and prompt */
+    uint64_t cached;         /* tokens of the requests that decoded in it, in the KV cache */
+    uint64_t prompt;         /* prompt tokens that it read */
+    uint64_t waiting_tokens; /* prompt tokens that wait to be read; 0: the next iteration reads none */
+    uint64_t free_blocks;    /* of the KV cache, that hold nothing */
+    uint64_t blocks;         /* of the KV cache in all; 0: not known */
+    uint32_t batch;          /* requests that decoded in it; UINT32_MAX: not known */
+    uint32_t waiting;        /* requests that wait for room or for their turn */
 };
 
 struct tg_api {
@@ -191,6 +208,14 @@ struct tg_api {
     /* Version 4. Hot. The unit is over: the GPU has run it. The lease ends with it if its units or its time are used up, if
      * the agent has withdrawn it, or if tg_unit said that no unit follows. */
     int (*unit_done)(uint32_t device);
+
+    /* Version 5. Online: an iteration has ended on a device (or TG_EVERY_DEVICE), and its outputs are there. The agent then
+     * knows how long a trainer may run before the next one. `size` is that of the struct. `done` NULL only asks whether
+     * iterations are asked for, which an engine does before it gathers the figures: hot. The first one after the agent
+     * asked opens a memory file, which stays open; each later one reads and writes memory and wakes the agent.
+     * -ENOTCONN: nobody asks for iterations, because leases are off or no trainer uses the device. -EINVAL: no device, or
+     * an iteration that ended before it began. */
+    int (*beat)(uint32_t device, const struct tg_iteration *done, size_t size);
 };
 
 static inline uint32_t tg_no_version(void) { return 0; }
@@ -262,6 +287,11 @@ static inline int tg_no_lease(uint32_t device, uint32_t wait_ms, struct tg_lease
     (void)device, (void)wait_ms, (void)lease, (void)size;
     return -ENOSYS;
 }
+static inline int tg_no_beat(uint32_t device, const struct tg_iteration *done, size_t size)
+{
+    (void)device, (void)done, (void)size;
+    return -ENOSYS;
+}
 static inline int tg_no_publish(uint64_t request, uint32_t tokens, const uint32_t *blocks, size_t count)
 {
     (void)request, (void)tokens, (void)blocks, (void)count;
@@ -317,6 +347,7 @@ static inline uint32_t tg_open(struct tg_api *tg)
     TG_FIND(unit, "tg_unit", tg_no_unit);
     TG_FIND(lease, "tg_lease", tg_no_lease);
     TG_FIND(unit_done, "tg_unit_done", tg_no_word);
+    TG_FIND(beat, "tg_beat", tg_no_beat);
 #undef TG_FIND
     return tg->abi_version();
 }

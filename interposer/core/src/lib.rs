@@ -5,6 +5,7 @@
 //! * [`capture`]: how the prober and a begin-capture call keep out of each other's way.
 //! * [`gate`]: whether a launch of an offline process may pass.
 //! * [`lease`]: whether a trainer may begin a unit, and what it says of its lease.
+//! * [`beat`]: what an online process says of an iteration that has ended.
 //! * [`hold`]: how calls that may hold the driver's locks and changes of mappings keep out of each other's way.
 //! * [`rm`]: which channels a process owns, from the resource manager's ioctls it makes.
 //! * [`landing`]: what an offline process does when its agent is gone.
@@ -21,6 +22,7 @@
 
 pub mod activity;
 pub mod arena;
+pub mod beat;
 pub mod capture;
 pub mod elastic;
 pub mod gate;

@@ -25,7 +25,7 @@ use tidegate_core::stripes::Region;
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// `TG_ABI_VERSION` of the header.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// `TG_KV_ELASTIC`.
 const ELASTIC: u32 = 1;
 

@@ -13,7 +13,8 @@
 //! * [`abi`], [`answered`], [`scope`]: the C functions engines call.
 //! * [`job`], [`keeper`]: the memory that a job's processes share; [`tables`], [`file`]: what each of them misses there.
 //! * [`whole`]: memory behind what no cache claims; [`alone`], [`heard`]: an elastic cache that no agent gives memory.
-//! * [`work`]: what a job says of its work; [`lease`]: of its units, and when they may run.
+//! * [`work`]: what a job says of its work; [`lease`]: of its units, and when they may run;
+//!   [`beat`], [`iterations`]: of the iterations of an online engine.
 
 pub mod abi;
 mod alone;
@@ -22,12 +23,14 @@ pub mod answers;
 mod arena;
 pub mod arrays;
 mod backed;
+mod beat;
 mod created;
 mod file;
 pub mod gone;
 pub mod grant;
 mod heard;
 pub mod hold;
+mod iterations;
 mod job;
 mod keeper;
 mod kv;

@@ -6,6 +6,7 @@
 use super::backed::{Backed, Range};
 use super::created::Created;
 use super::heard::Heard;
+use super::iterations::Beats;
 use super::keeper::{Ask, Readers};
 use super::kv::{Kv, Kvs};
 use super::marks::Marks;
@@ -121,6 +122,8 @@ pub struct Memory {
     pub(super) unit_ns: AtomicU64,
     /// Of each device the lease under which a unit runs, plus one (0: none), and the session that it is of.
     pub(super) under: [(AtomicU64, AtomicU64); DEVICES],
+    /// Where iterations are said.
+    pub(super) beats: Beats,
     /// See [`Arenas`].
     pub(super) arenas: Mutex<Arenas>,
     /// Useful units of work, as `tg_progress` says.
@@ -162,6 +165,7 @@ impl Default for Memory {
             unit: AtomicU64::new(0),
             unit_ns: AtomicU64::new(0),
             under: Default::default(),
+            beats: Beats::default(),
             arenas: Mutex::default(),
             units: AtomicU64::new(0),
             training: Mutex::default(),

@@ -87,6 +87,8 @@ pub struct Talk {
     looked_ns: u64,
     work: Work,
     leases: Told,
+    /// The page of iterations was sent in this session.
+    beats: bool,
 }
 
 impl Talk {
@@ -143,6 +145,7 @@ impl Talk {
     pub fn void(&self, process: &Process) {
         let memory = &process.memory;
         memory.session.fetch_add(1, AcqRel);
+        memory.beats.unwanted();
         sys::lock(&memory.orders).clear();
         sys::lock(&memory.open).clear();
         // What happened without an agent is told to the next; what stands is described anew.
@@ -221,6 +224,12 @@ impl Talk {
         self.usages(process, now, send);
         self.work.deliver(process, now, send);
         self.leases.deliver(process, send);
+        if !self.beats
+            && let Some(fd) = memory.beats.offered()
+        {
+            self.beats = true;
+            send(Event::BeatPage(v1::BeatPage { fd }));
+        }
     }
 
     /// Every request, after the caches whose blocks they hold.
@@ -342,6 +351,7 @@ impl Talk {
                     }
                 }
             }
+            Command::BeatsWanted(_) => memory.beats.want(memory.session.load(Acquire)),
             Command::DemandAnswer(answer) => {
                 // Nobody waits for what was asked ahead of need.
                 if let Some(place) = sys::lock(&memory.awaited).get_mut(&answer.ticket) {
