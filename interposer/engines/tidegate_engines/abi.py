@@ -14,17 +14,20 @@ import re
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import cache
 from typing import ClassVar
 
-from .job import Cut, Region, Training
+from .job import Cut, Iteration, Region, Training
 
 #: The version of the header that this module needs. Later libraries have all of it.
 VERSION = 1
 
 #: What ``tg_role`` of version 2 answers.
 ROLES = {1: "online", 2: "offline"}
+
+#: ``TG_EVERY_DEVICE``.
+EVERY_DEVICE = (1 << 32) - 1
 
 #: ``TG_KV_ELASTIC``: the cache begins without memory and grows with ``tg_reserve``.
 ELASTIC = 1
@@ -69,6 +72,26 @@ class _Training(ctypes.Structure):
         ("loss", ctypes.c_double),
         ("adapter", ctypes.c_char_p),
         ("served", ctypes.c_char_p),
+    )
+
+
+class _Iteration(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, _U64)
+            for name in (
+                "begin_ns",
+                "end_ns",
+                "fingerprint",
+                "cached",
+                "prompt",
+                "waiting_tokens",
+                "free_blocks",
+                "blocks",
+            )
+        ),
+        ("batch", _U32),
+        ("waiting", _U32),
     )
 
 
@@ -119,6 +142,9 @@ class Library:
         self._trainer = getattr(functions, "tg_trainer", None)
         self._expect = getattr(functions, "tg_expect", None)
         self._whole = getattr(functions, "tg_kv_whole", None)
+        self._beat = getattr(functions, "tg_beat", None)
+        if self._beat is not None:
+            self._beat.argtypes, self._beat.restype = (_U32, ctypes.POINTER(_Iteration), _SIZE), ctypes.c_int
         self._arena = {name: getattr(functions, name, None) for name in _ARENA}
         for name, arguments in _ARENA.items():
             if (call := self._arena[name]) is not None:
@@ -164,6 +190,19 @@ class Library:
         self._expect.argtypes, self._expect.restype = (_U32, _U32), ctypes.c_int
         if code := -self._expect(kv, blocks):
             raise TidegateError("tg_expect", code)
+
+    def listens(self) -> bool:
+        """Whether an agent asks for iterations."""
+        return self._beat is not None and self._beat(EVERY_DEVICE, None, 0) == 0
+
+    def beat(self, done: Iteration) -> None:
+        """An iteration has ended, on all devices of this process. Nothing where no agent asks for it any more."""
+        if self._beat is None:
+            return
+        said = _Iteration(*astuple(done))
+        code = -self._beat(EVERY_DEVICE, ctypes.byref(said), ctypes.sizeof(said))
+        if code not in (0, errno.ENOTCONN):
+            raise TidegateError("tg_beat", code)
 
     def call(self, name: str, *arguments: object, allowed: tuple[int, ...] = ()) -> int:
         """Calls a function; 0, or an errno that the caller allowed for."""

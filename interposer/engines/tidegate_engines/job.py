@@ -58,6 +58,27 @@ class Training:
     served: str = ""
 
 
+@dataclass(slots=True)
+class Iteration:
+    """A step of an online engine, as ``struct tg_iteration`` of the header says it."""
+
+    #: By the monotonic clock, in ns.
+    begin_ns: int = 0
+    end_ns: int = 0
+    #: 0: the library names its shape.
+    fingerprint: int = 0
+    #: Cached tokens of the requests that decoded in it, and how many prompt tokens it read.
+    cached: int = 0
+    prompt: int = 0
+    #: Prompt tokens that the next one can read.
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    blocks: int = 0
+    #: Requests that decoded in it, and those that wait.
+    batch: int = 0
+    waiting: int = 0
+
+
 class OfflineJob(Protocol):
     """An offline engine's side: its blocks may be lost at any instant."""
 

@@ -11,6 +11,7 @@
 ``grown``     an online scheduler whose blocks come when needed
 ``fitted``    the part of a prompt that there is memory for is read while the rest is mapped
 ``hints``     an online scheduler that is refused: whether requests are in flight
+``beats``     what an online scheduler says of its steps: a trainer may run between two of them
 ``arrivals``  requests that are sent while a step runs: what they will need is asked for at once
 ``announced`` requests that a front end has accepted: offline work is off the GPU before the first is sent
 ``ranks``     the same of a worker with a process of its own
@@ -152,7 +153,7 @@ def listen(asked: str) -> None:
         if (asked or given()) == "online":
             hint(self)
 
-    hooks.listen(Scheduler, hooks.HINTS)
+    hooks.listen(Scheduler, hooks.STEPS)
     around.of_class(Scheduler, "__init__", hinting)
     arriving()
     with contextlib.suppress(ImportError):
@@ -213,21 +214,22 @@ def accepting() -> None:
 
 def hint(scheduler: Any) -> None:
     """Has the agent hear of a scheduler's requests; nothing of it fails."""
-    from . import announced, hooks
+    from . import announced, beats, hooks
     from .hints import Hints
 
     library = abi.library()
     if library is not None:
         for owner in type(scheduler).__mro__:
-            hooks.listen(owner, hooks.HINTS)
+            hooks.listen(owner, hooks.STEPS)
         state = Hints(scheduler, library)
+        state.beats = beats.Said(scheduler, library, log)
         setattr(scheduler, hooks.STATE, state)
         announced.hear(scheduler, state)
 
 
 def watch(scheduler: Any, role: str, version: str) -> None:
     """Gives a new scheduler its state, if memory may be taken from its engine."""
-    from . import agreed, announced, hints, hooks, versions, worker
+    from . import agreed, announced, beats, hints, hooks, versions, worker
     from .grown import GrownBlocks
     from .lost import LostBlocks
 
@@ -258,6 +260,7 @@ def watch(scheduler: Any, role: str, version: str) -> None:
         state = LostBlocks(scheduler, job, ways, run, mended)
     elif why is None and (ranks is not None or worker.registered is not None):
         state = GrownBlocks(scheduler, ranks or abi.Online(library, worker.registered))
+        state.beats = beats.Said(scheduler, library, log)
         hints.Word.spoken = True
         announced.hear(scheduler, state)
     else:

@@ -8,13 +8,18 @@ be off the GPU before a prompt of an idle engine has been hashed.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .beats import Said
 
 
 class Arrivals:
     """What a scheduler's state knows of them. One that shares memory says beside what they will need."""
 
     scheduler: Any
+    #: Who says its steps, if the library is there.
+    beats: Said | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Tokens of each prompt, by its request's name.

@@ -23,6 +23,9 @@ State = LostBlocks | GrownBlocks | Hints
 #: Those of them that are enough to know whether requests are in flight.
 HINTS = ("update_from_output", "add_request", "finish_requests")
 
+#: What is listened to besides where there are no others: a step begins there.
+STEPS = (*HINTS, "schedule")
+
 #: The attribute of a scheduler, and of its block pool, that holds what the plugin knows of it.
 STATE = "_tidegate"
 
@@ -57,12 +60,18 @@ def _schedule(original: Any, self: Any, state: Any, *args: Any, **kwargs: Any) -
     finally:
         state.has_scheduled()
     state.scheduled(output)
+    if (beats := getattr(state, "beats", None)) is not None:
+        beats.scheduled(output)
     return output
 
 
 def _update(original: Any, self: Any, state: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    beats = getattr(state, "beats", None)
+    say = None if beats is None else beats.arrived(output)
     outputs = original(self, state.arrived(output), *args, **kwargs)
     state.settled()
+    if say is not None:
+        say()
     return outputs
 
 
