@@ -30,7 +30,6 @@
 use crate::word::{Tally, Word};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
-use std::collections::BTreeSet;
 
 /// `TIDEJOB2`, little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TIDEJOB2");
@@ -105,6 +104,9 @@ pub enum Refused {
     /// A block id beyond [`BLOCKS`].
     #[error("block id out of range: {BLOCKS} or more")]
     Block,
+    /// What it says of itself cannot be: a process has written where it should not.
+    #[error("the log of lost blocks is damaged: another process of the job has overwritten it")]
+    Damaged,
     /// A step much older than the newest.
     #[error("step {0} was asked for long after later ones")]
     Step(u64),
@@ -214,7 +216,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
             if lap_of(slot.load(Acquire)) != lap_of(NOTHING.encode(lap)) {
                 return head;
             }
-            let _ = self.head.compare_exchange(head, head + 1);
+            let _ = self.head.compare_exchange(head, head.wrapping_add(1));
         }
     }
 
@@ -229,7 +231,8 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
         let promise = Promise(&self.promised, most);
         let withheld = self.withheld();
         let promised = self.promised.load(Acquire);
-        if self.head() - withheld + promised > E as u64 {
+        let unread = self.head().saturating_sub(withheld);
+        if unread.saturating_add(promised) > E as u64 {
             return Err(Refused::Unread);
         }
         Ok(promise)
@@ -379,7 +382,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
         const MASK: u64 = (1 << CUT_BITS) - 1;
         let mut steps = self.steps.load(Acquire);
         while steps <= step {
-            match self.steps.compare_exchange(steps, step + 1) {
+            match self.steps.compare_exchange(steps, step.saturating_add(1)) {
                 Ok(_) => break,
                 Err(found) => steps = found,
             }
@@ -462,7 +465,7 @@ impl Reader {
         let first = Shared::<W, B, E, C, N>::agree(&shared.firsts, generation, || {
             match shared.steps.load(Acquire) {
                 0 => 0,
-                steps => (steps.div_ceil(C as u64) + 4) * C as u64,
+                steps => (steps.div_ceil(C as u64) + 4).saturating_mul(C as u64),
             }
         });
         // Of the first readers nothing was acknowledged: every loss is there to read.
@@ -494,30 +497,44 @@ impl Reader {
     /// that still withholds it. Every rank reads the same entries from the same point.
     ///
     /// # Errors
-    /// As [`Shared::cut`].
+    /// As [`Shared::cut`], and where the log cannot be one.
     pub fn read<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
         &self,
         shared: &Shared<W, B, E, C, N>,
         step: u64,
     ) -> Result<Step, Refused> {
-        let cut = shared.cut(self.first + step)?;
+        let cut = shared.cut(self.first.saturating_add(step))?;
+        let unread = cut.saturating_sub(self.next);
+        if unread > E as u64 {
+            return Err(Refused::Damaged);
+        }
         let mut news = Step {
             upto: self.next.max(cut),
             ..Step::default()
         };
-        for number in self.next..cut {
-            let entry = shared.entry(number);
-            let ids = entry.first..entry.first.saturating_add(entry.count);
-            if entry.lost {
-                news.back.retain(|id| !ids.contains(id));
-                news.lost.extend(ids);
-            } else {
-                news.back.extend(ids);
-            }
-        }
+        let last = u32::try_from(N).unwrap_or(u32::MAX);
+        let entries = || {
+            (self.next..cut).map(|number| {
+                let entry = shared.entry(number);
+                let end = entry.first.saturating_add(entry.count).min(last);
+                (entry.lost, entry.first..end)
+            })
+        };
         // Told again, or lost twice.
-        let mut told = BTreeSet::new();
-        news.lost.retain(|id| told.insert(*id));
+        let mut told = Ranges::default();
+        for (_, ids) in entries().filter(|(lost, _)| *lost) {
+            told.add(ids, |new| news.lost.extend(new));
+        }
+        // The last word about a block is what holds of it.
+        let mut decided = Ranges::default();
+        for (lost, ids) in entries().rev() {
+            decided.add(ids, |new| {
+                if !lost {
+                    news.back.extend(new.rev());
+                }
+            });
+        }
+        news.back.reverse();
         Ok(news)
     }
 
@@ -533,7 +550,9 @@ const _: () = {
 };
 
 mod members;
+mod ranges;
 pub use members::Member;
+use ranges::Ranges;
 
 #[cfg(test)]
 mod tests;
