@@ -80,7 +80,8 @@ pub fn elsewhere(
         }
         let percent = features
             .split(',')
-            .filter_map(|feature| feature.strip_prefix(&ours)?.parse::<u8>().ok());
+            .filter_map(|feature| feature.strip_prefix(&ours)?.parse::<u8>().ok())
+            .filter(|percent| *percent <= 100);
         percent.max()
     };
     text.lines()

@@ -72,9 +72,12 @@ fn is_lost(state: &str) -> bool {
 }
 
 impl Shown {
-    /// Reads it; None: it shows no node.
+    /// Reads it; None: it shows no node. Names become arguments of a command, so there is no control character in them.
     #[must_use]
     pub fn of(text: &str) -> Option<Self> {
+        if text.contains(|c: char| c.is_control() && !c.is_ascii_whitespace()) {
+            return None;
+        }
         let mut shown = Self::default();
         let words: Vec<_> = text.split_ascii_whitespace().collect();
         words
