@@ -291,10 +291,14 @@ impl Journal {
         self.words()[1].load(Ordering::Relaxed)
     }
 
-    /// Takes the next generation.
+    /// Takes the next generation. None is 0: that is who was under no agent.
     #[must_use]
     pub fn next_generation(&self) -> u64 {
-        self.words()[1].fetch_add(1, Ordering::Relaxed) + 1
+        let before = self.words()[1].fetch_add(1, Ordering::Relaxed);
+        match before.wrapping_add(1) {
+            0 => self.next_generation(),
+            next => next,
+        }
     }
 
     /// Says since when an agent is handing over to a successor; 0: none is.
