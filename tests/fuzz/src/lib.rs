@@ -13,9 +13,14 @@
 //! | `identity` | a tenant's part of its cgroup's path | it changes neither place nor role |
 //! | `config` | files, drop-ins, variables, set values | a refusal names its place; what is accepted is dumped and accepted as the same |
 //! | `trace` | traces, gzipped or not | a refusal names its line; what is accepted is sorted and without zeros |
+//! | `status` | calls at `status.sock`, cut anywhere | each is answered, nothing stays of it, nobody steers or hears of others |
+//! | `journal` | files of an agent before: journal, holder, orders | an agent starts; what it does not understand is kept or drains the node |
+//! | `joblog` | the log that the processes of a job share | every call ends, and names each block of the job at most once |
+//! | `answers` | answers of servers, of other tools and of Slurm | a refusal names its file; shares are shares, names are names |
 //! | `history` | the file behind `tidegate report` | shares are shares, the newest record survives |
 #![deny(unsafe_code)]
 
+mod answers;
 mod config;
 mod files;
 mod history;
@@ -23,9 +28,12 @@ mod hook;
 mod identity;
 mod input;
 mod ioctl;
+mod joblog;
+mod journal;
 mod node;
 mod page;
 mod spent;
+mod status;
 mod trace;
 
 use files::own_directory;
@@ -40,7 +48,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 11] = [
     Target {
         name: "page",
         run: page::run,
@@ -68,6 +76,22 @@ pub const TARGETS: [Target; 7] = [
     Target {
         name: "history",
         run: history::run,
+    },
+    Target {
+        name: "status",
+        run: status::run,
+    },
+    Target {
+        name: "journal",
+        run: journal::run,
+    },
+    Target {
+        name: "joblog",
+        run: joblog::run,
+    },
+    Target {
+        name: "answers",
+        run: answers::run,
     },
 ];
 

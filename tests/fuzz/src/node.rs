@@ -278,6 +278,11 @@ impl Node {
         self.pages[2][DOORBELL].fetch_add(1, AcqRel);
     }
 
+    /// Where questions are put.
+    pub fn mailbox(&self) -> Mailbox {
+        self.mailbox.clone()
+    }
+
     /// A process says something.
     pub fn say(&self, session: u64, said: Said) {
         self.mailbox.put(NodeInput::Said(session, said));

@@ -46,4 +46,8 @@ read_again! {
     a_configuration_is_dumped_as_it_was_taken_or_refused_with_its_place: "config";
     a_trace_is_sorted_or_refused_with_its_line: "trace";
     a_history_of_anything_is_summed_up: "history";
+    a_reader_is_answered_and_moves_nobody: "status";
+    an_agent_starts_over_whatever_the_one_before_left: "journal";
+    a_broken_log_of_lost_blocks_is_read_to_its_end: "joblog";
+    answers_of_servers_and_schedulers_are_read_or_refused: "answers";
 }
