@@ -3,13 +3,11 @@
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tidegate_tests::watch::{status, wait_all, wait_finished, wait_open};
-use tidegate_tests::{
-    Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns, wait_for,
-};
+use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns};
 
 /// The symbols a library defines, as `nm` lists them.
 fn exported(library: &Path) -> BTreeSet<String> {
@@ -52,7 +50,7 @@ fn rows() -> Vec<(String, String, u32)> {
 #[test]
 fn the_library_exports_its_hooks_what_its_header_names_and_nothing_else() {
     let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.0).collect();
-    for other in ["dlsym", "dlopen", "dlmopen", "ioctl"] {
+    for other in ["dlsym", "dlvsym", "dlopen", "dlmopen", "ioctl"] {
         expected.insert(other.to_owned());
     }
     let header = include_str!("../interposer/include/tidegate.h");
@@ -218,33 +216,44 @@ fn behind_ours_another_owner_of_dlsym_sees_every_launch_too() {
     }
 }
 
+/// An owner of `dlsym`, preloaded before the library.
+fn owner_before(flags: &[&str]) -> [PathBuf; 3] {
+    // It leaves the C library its caller's address, without which the virtual GPU's shim finds itself.
+    let tail = ["-shared", "-fPIC", "-O2", "-foptimize-sibling-calls"];
+    let owner = compile("owner", &[&tail, flags].concat());
+    [owner, built("libtidegate.so"), built("libvgpu_rm.so")]
+}
+
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
-fn before_ours_another_owner_of_dlsym_harms_nobody_and_status_names_what_it_hides() {
-    let node = Node::new(&[], TRUSTING);
-    // It leaves the C library its caller's address, without which the virtual GPU's shim finds itself.
-    let owner = compile(
-        "owner",
-        &["-shared", "-fPIC", "-O2", "-foptimize-sibling-calls"],
-    );
-    let (ours, shim) = (built("libtidegate.so"), built("libvgpu_rm.so"));
-    let libraries: &[&Path] = &[&owner, &ours, &shim];
-    let mut command = node.preloaded(compile("resolve", &[]), "offline");
-    preloading(&mut command, libraries);
-    let output = Running::start("owner", command.arg("local")).succeed();
+fn before_ours_another_owner_of_dlsym_and_the_library_see_every_launch() {
+    let node = Node::device_only(&[]);
+    let before = owner_before(&[]);
+    let libraries = before.each_ref().map(PathBuf::as_path);
+    let run = |program: &Path, args: &[&str]| {
+        let mut command = node.preloaded(program, "");
+        preloading(&mut command, &libraries);
+        let output = Running::start("owner", command.args(args)).succeed();
+        counts_all(&output);
+        output
+    };
+    let resolve = compile("resolve", &[]);
+    // Eleven launches, and three that are captured.
+    let output = run(&resolve, &["local"]);
     assert!(output.contains("owner saw 14"), "{output}");
-    let mut command = node.preloaded(compile("drivers", &[]), "offline");
-    preloading(&mut command, libraries);
-    command.arg("loop").arg(built("libcuda.so.1")).arg("300000");
-    let mut hidden = Offline::from_command(&mut command);
-    hidden.running();
-    let pid = hidden.process.pid();
-    wait_for("status to name it", || {
-        let status = status(&node);
-        let rows = status["unattached"].as_array().cloned().unwrap_or_default();
-        let named = |row: &serde_json::Value| row["pid"] == pid && row["has_library"] == true;
-        rows.iter().any(named).then_some(())
-    });
+    // The owner answers for no cuGetProcAddress, and sees nothing of what it answers.
+    run(&resolve, &["gpa", "12080", "0"]);
+    run(&resolve, &["gpa1", "11040", "0"]);
+    let output = run(&compile("linked", &["-lcuda"]), &[]);
+    assert!(output.contains("owner saw 1600"), "{output}");
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
+fn before_ours_another_owner_of_dlsym_leaves_an_offline_program_gated() {
+    let node = Node::new(&[], TRUSTING);
+    let before = owner_before(&[]);
+    is_gated(&node, &before.each_ref().map(PathBuf::as_path));
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.

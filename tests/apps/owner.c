@@ -1,6 +1,7 @@
 /* Another preloaded library that has a dlsym of its own: it answers cuLaunchKernel and cuGraphLaunch with its wrappers, and
  * everything else by the C library's dlsym. Says at the end how often its wrappers were called. Exits with 3 if one leads
- * back to itself. With OWNER_DLSYM its wrappers look for what is behind them by dlsym on the driver's handle. */
+ * back to itself. With OWNER_DLSYM its wrappers look for what is behind them by dlsym on the driver's handle. Built with
+ * BY_HANDLE it asks the C library's own file for its dlsym: who is between the two is not called. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -19,8 +20,13 @@ static const char *const names[2] = {"cuLaunchKernel", "cuGraphLaunch"};
 
 static Dlsym libc_dlsym(void)
 {
-    void *found = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-    return (Dlsym)(found ? found : dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+#ifdef BY_HANDLE
+    void *of = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+#else
+    void *of = RTLD_NEXT;
+#endif
+    void *found = dlvsym(of, "dlsym", "GLIBC_2.34");
+    return (Dlsym)(found ? found : dlvsym(of, "dlsym", "GLIBC_2.2.5"));
 }
 
 static void *next(int which)

@@ -2,7 +2,8 @@
 //! preloaded library behind this one that exports a `dlsym` of its own.
 //!
 //! This library looks up what it needs itself by the C library's functions, never by a neighbour's. What the application
-//! looks up goes on to the neighbour, which it would reach without this library.
+//! looks up goes on to the neighbour, which it would reach without this library. A neighbour before this library is given this
+//! library's functions where it asks for what is behind itself.
 
 use super::elf::{self, Span};
 use core::cell::Cell;
@@ -25,38 +26,45 @@ pub static REAL_DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut(
 /// Libraries opened with `RTLD_DEEPBIND`.
 pub static DEEPBIND_LOADS: AtomicU64 = AtomicU64::new(0);
 
-/// glibc's `dlvsym`. Null where the C library has none (musl): a reference that had to be found would end every
-/// program there before its first instruction.
-fn dlvsym() -> *mut c_void {
-    let found: *mut c_void;
-    // SAFETY: reads the entry that the loader fills for a weak symbol.
-    unsafe {
-        core::arch::asm!(
-            ".weak dlvsym",
-            "mov {found}, qword ptr [rip + dlvsym@GOTPCREL]",
-            found = out(reg) found,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    found
-}
-
-/// Before glibc 2.34 `dlvsym` is in libdl, and a weak reference alone does not bring that.
+/// Before glibc 2.34 the functions of `dlfcn.h` are in libdl, which has to be loaded.
 #[used]
 static LIBDL: unsafe extern "C" fn(*mut c_void) -> c_int = libc::dlclose;
 
-/// The C library's own function of this name: `dlvsym` is the one door that is not ours.
-fn from_libc(name: &CStr) -> *mut c_void {
-    let dlvsym = dlvsym();
+/// glibc's `dlvsym`, once it was asked for; null on musl, which has none.
+static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// glibc's `dlvsym`, behind the one that this library exports; null on musl.
+pub fn real_dlvsym() -> *mut c_void {
+    let known = REAL_DLVSYM.load(Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    let found = elf::function_of_glibc(c"dlvsym");
+    REAL_DLVSYM.store(found, Relaxed);
+    found
+}
+
+/// What glibc has behind this library under a name and a version of it; null: nothing, or there is no glibc.
+pub fn behind(name: &CStr, version: &CStr) -> *mut c_void {
+    let dlvsym = real_dlvsym();
     if dlvsym.is_null() {
+        return dlvsym;
+    }
+    // SAFETY: glibc's dlvsym has this signature; RTLD_NEXT is what follows this library.
+    unsafe {
+        let dlvsym = core::mem::transmute::<*mut c_void, Dlvsym>(dlvsym);
+        dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr())
+    }
+}
+
+/// The C library's own function of this name.
+fn from_libc(name: &CStr) -> *mut c_void {
+    if real_dlvsym().is_null() {
         return elf::function(name);
     }
-    // SAFETY: glibc's dlvsym has this signature.
-    let dlvsym = unsafe { core::mem::transmute::<*mut c_void, Dlvsym>(dlvsym) };
     [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.3.4", c"GLIBC_2.17"]
         .into_iter()
-        // SAFETY: C strings; RTLD_NEXT is what follows this library.
-        .map(|version| unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) })
+        .map(|version| behind(name, version))
         .find(|found| !found.is_null())
         .unwrap_or(core::ptr::null_mut())
 }

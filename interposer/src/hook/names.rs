@@ -1,4 +1,4 @@
-//! How the application finds a function by name: `dlsym`, `dlopen` and `dlmopen`.
+//! How the application finds a function by name: `dlsym`, `dlvsym`, `dlopen` and `dlmopen`.
 //!
 //! All are tail calls. glibc looks at its caller's address (for `RTLD_NEXT`, for
 //! the caller's own search path), so an extra frame of ours would change what the caller gets; a
@@ -11,14 +11,18 @@
 //! else to the C library. A function of ours leads on to what the neighbour has for the name: each of the two sees a launch
 //! once. The C library itself answers three calls that would come back for ever: those of the neighbour, those for
 //! `RTLD_NEXT`, and those for a name of ours by which the neighbour would find our function.
+//!
+//! A neighbour *before* this library that exports a `dlsym` of its own has the application's calls, and asks for the `dlsym`
+//! behind itself by `dlvsym`, for its own name would lead it back to itself. It is given ours, so that what it does not
+//! answer itself comes here.
 
-use super::driver;
 use super::loader::{
-    DEEPBIND_LOADS, DLMOPEN, DLOPEN, DLSYM, REAL_DLMOPEN, REAL_DLOPEN, REAL_DLSYM, bootstrap,
-    is_from_next, real_dlsym,
+    DEEPBIND_LOADS, DLMOPEN, DLOPEN, DLSYM, REAL_DLMOPEN, REAL_DLOPEN, REAL_DLSYM, behind,
+    bootstrap, is_from_next, real_dlsym, real_dlvsym,
 };
 use super::proc_address;
 use super::table::ROWS;
+use super::{driver, elf};
 use crate::{env, log, process, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -28,7 +32,7 @@ static DROP_DEEPBIND: AtomicU8 = AtomicU8::new(0);
 /// What becomes of a call, in the two registers of a result.
 #[repr(C)]
 struct Next {
-    /// For `dlsym` 0: go on; 1: answer NULL; else the answer. For `dlopen` the mode.
+    /// For `dlsym` 0: go on; 1: answer NULL; else the answer. For `dlvsym` 0: go on; else the answer. For `dlopen` the mode.
     word: usize,
     /// The function to go on with.
     function: *mut c_void,
@@ -82,9 +86,12 @@ unsafe extern "C" fn filter(
             };
         }
     } else if !driver::has(found) {
-        process::guarded(|| {
-            sys::keeping_errno(|| proc_address::note_another(wanted.to_bytes()));
-        });
+        // A library before this one answers by what is behind it.
+        if !elf::is_before_own(found) {
+            process::guarded(|| {
+                sys::keeping_errno(|| proc_address::note_another(wanted.to_bytes()));
+            });
+        }
         return pass(real);
     } else if row.resolve().is_null() {
         row.offer(found);
@@ -123,6 +130,76 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "2:",
         "ret",
         filter = sym filter,
+    )
+}
+
+/// What this library exports of `dlfcn.h`.
+fn of_dlfcn(name: &CStr) -> Option<usize> {
+    Some(match name.to_bytes() {
+        b"dlsym" => dlsym as *const () as usize,
+        b"dlvsym" => dlvsym as *const () as usize,
+        b"dlopen" => dlopen as *const () as usize,
+        b"dlmopen" => dlmopen as *const () as usize,
+        _ => return None,
+    })
+}
+
+/// What an object before this one is to be given for what is behind it.
+unsafe extern "C" fn before_dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: *const c_void,
+) -> Next {
+    let function = real_dlvsym();
+    let pass = Next {
+        word: PASS,
+        function,
+    };
+    if handle != libc::RTLD_NEXT || name.is_null() || version.is_null() {
+        return pass;
+    }
+    // SAFETY: the caller passes C strings.
+    let (name, version) = unsafe { (CStr::from_ptr(name), CStr::from_ptr(version)) };
+    let Some(word) = of_dlfcn(name) else {
+        return pass;
+    };
+    // Of a version that glibc does not have there is no function: the error is glibc's.
+    if !elf::is_before_own(caller) || process::disabled() || behind(name, version).is_null() {
+        return pass;
+    }
+    Next { word, function }
+}
+
+/// `dlvsym`.
+///
+/// # Safety
+/// As of `dlvsym(3)`.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rcx, qword ptr [rsp + 24]",
+        "call {before}",
+        "mov r11, rdx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "test r11, r11",
+        "je 2f",
+        "jmp r11",
+        "2:",
+        "ret",
+        before = sym before_dlvsym,
     )
 }
 
