@@ -258,6 +258,35 @@ fn before_ours_another_owner_of_dlsym_leaves_an_offline_program_gated() {
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
 #[test]
+fn an_offline_program_that_no_hook_sees_is_gated() {
+    let node = Node::new(&[], TRUSTING);
+    let past = owner_before(&["-DBY_HANDLE"]);
+    is_gated(&node, &past.each_ref().map(PathBuf::as_path));
+}
+
+/// P-LIBRARY-2: an online program whose launches are not seen is busy for as long as it has a channel.
+#[test]
+fn an_online_program_that_no_hook_sees_keeps_offline_off_the_gpu_until_it_ends() {
+    let node = Node::new(&[], TRUSTING);
+    let mut offline = Offline::start(&node, 300_000, &[0]);
+    offline.running();
+    let pid = [offline.process.pid()];
+    wait_finished(&node, &pid, 3, monotonic_ns());
+    let past = owner_before(&["-DBY_HANDLE"]);
+    let mut command = node.preloaded(compile("drivers", &[]), "online");
+    preloading(&mut command, &past.each_ref().map(PathBuf::as_path));
+    command.arg("loop").arg(built("libcuda.so.1")).arg("300000");
+    let mut unseen = Offline::from_command(&mut command);
+    unseen.running();
+    wait_all(&node, &pid, true);
+    unseen.process.child.kill().expect("it runs");
+    unseen.process.child.wait().expect("it was killed");
+    wait_all(&node, &pid, false);
+    wait_finished(&node, &pid, 3, monotonic_ns());
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, no other program is touched.
+#[test]
 fn two_copies_of_the_driver_each_get_their_own_functions() {
     let node = Node::device_only(&[]);
     let drivers = compile("drivers", &[]);

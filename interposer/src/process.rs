@@ -43,6 +43,9 @@ pub struct Process {
     pub wished: Role,
     /// Threads were started.
     pub started: AtomicBool,
+    /// A channel was made before any hooked call: whatever leads this program to the driver does not lead through the hooks,
+    /// and its launches are not seen.
+    pub unseen: AtomicBool,
     /// Counts are plain words; otherwise atomic adds.
     pub membarrier: bool,
     /// The page between agents; its gates say what holds without one.
@@ -319,6 +322,7 @@ fn build() -> Option<&'static Process> {
             }),
             wished,
             started: AtomicBool::new(false),
+            unseen: AtomicBool::new(false),
             membarrier: sys::Membarrier::register(),
             private,
             hands: [const { AtomicPtr::new(core::ptr::null_mut()) }; HANDS],

@@ -14,6 +14,8 @@ pub enum Reason {
     PersistentKernel = 2,
     /// Launches never pause long enough for an idle edge.
     SteadyLaunches = 4,
+    /// No hook sees the process' launches.
+    UnseenLaunches = 5,
 }
 
 /// What the prober knows of a busy device.

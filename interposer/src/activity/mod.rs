@@ -5,7 +5,8 @@
 //! * [`sync`]: calls that prove work done, and [`turns`], which they count; [`witness`]: an event that says it; [`capture`]: stream captures.
 //! * [`registry`]: contexts and streams that live; [`contexts`]: the calls that make and end them; [`streams`]:
 //!   on which device a stream is.
-//! * [`prober`]: the thread that finds out when a device has become idle; [`work`]: the same of an offline process.
+//! * [`prober`]: the thread that finds out when a device has become idle; [`work`]: the same of an offline process;
+//!   [`unseen`]: what it does where no hook sees launches.
 
 pub mod capture;
 pub mod contexts;
@@ -17,5 +18,6 @@ pub mod slots;
 pub mod streams;
 pub mod sync;
 pub mod turns;
+pub mod unseen;
 mod witness;
 pub mod work;

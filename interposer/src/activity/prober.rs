@@ -8,6 +8,7 @@
 
 use super::slots::{self, ANNOUNCE, Slot};
 use super::turns::{COUNTED, Rounds};
+use super::unseen;
 use crate::clock;
 use crate::hook::driver::{self, Driver};
 use crate::hook::row::Row;
@@ -48,11 +49,12 @@ pub type Look = fn(&'static Process, &Page);
 pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
     let mut watches = [Watch::default(); DEVICES];
     let mut relaxed = false;
+    let mut search = unseen::Search::default();
     loop {
         let page = process.hold_page(Hand::Prober);
         let bell = page.process.doorbell.load(Acquire);
         let role = process.role();
-        let mut busy = false;
+        let (mut busy, mut looks) = (false, false);
         // One of them asks at a time.
         if role.counts()
             && !process.looks.load(Acquire)
@@ -61,6 +63,7 @@ pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
             if !relaxed {
                 relaxed = relax(driver);
             }
+            looks = search.look(process, driver, page);
             let lane = process.stream_lane.load(Acquire);
             for device in process.seen_devices() {
                 let watch = &mut watches[device];
@@ -72,6 +75,7 @@ pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
         page.process.prober_ns.store(clock::now_ns(), Release);
         match role {
             _ if busy => sys::sleep_ns(process.limits.probe_interval.load(Relaxed)),
+            _ if looks => sys::sleep_ns(unseen::LOOK_NS),
             Role::Offline => {
                 look(process, page);
                 acknowledge(process, page);
@@ -189,6 +193,7 @@ pub(super) fn round(
     }
     let limit = process.limits.busy_suspect.load(Relaxed);
     let answer = match begun {
+        Begin::Quiet(_) if unseen::may_work(process) => Answer::Doubt,
         Begin::Quiet(_) => ask(process, driver, device),
         _ => Answer::Busy,
     };
@@ -233,13 +238,11 @@ pub(super) fn round(
         waits_on_host: slots_of(device).any(|slot| slot.waits_on_host.load(Relaxed) != 0),
     };
     let limit = process.limits.busy_suspect.load(Relaxed);
-    publish_suspect(
-        process,
-        words,
-        device,
-        watch,
-        suspect::reason(facts, limit, now),
-    );
+    let reason = match unseen::may_work(process) {
+        true => Some(Reason::UnseenLaunches),
+        false => suspect::reason(facts, limit, now),
+    };
+    publish_suspect(process, words, device, watch, reason);
     true
 }
 

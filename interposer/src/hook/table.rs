@@ -13,6 +13,7 @@ use crate::memory::arrays::{self, Array, Array3D};
 use crate::memory::{answers, grant};
 use crate::process::Process;
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
     CUgreenCtx, CUhostFn, CUlaunchConfig, CUmemoryPool, CUmodule, CUresult, CUstream,
@@ -26,6 +27,16 @@ const NULL: usize = 0;
 /// Starts the library's threads with the process' first context.
 pub fn start(process: &'static Process) {
     crate::start::once(process, &ROWS);
+}
+
+/// Starts them with the process' first channel, where no hooked call led to it. A process whose calls are seen attaches with
+/// its first context: the words of its devices are right from the first launch on.
+pub fn start_unseen(process: &'static Process) {
+    let is_seen = ROWS.iter().any(|row| row.calls.load(Relaxed) > 0);
+    if !is_seen && !process.started.load(Acquire) {
+        process.unseen.store(true, Release);
+        start(process);
+    }
 }
 
 crate::hooks! {

@@ -5,12 +5,15 @@
 //! taken out of the graph before it is forwarded, because from then on the pair may be dead. Which
 //! file a descriptor is, `fstat` says at each call: no table to keep right across dup, fork and
 //! descriptors received from elsewhere.
+//!
+//! A channel that no hooked call led to starts the library's threads: what no hook sees can be stopped all the same.
 
 use super::next::next;
 use super::objects::{GRANTS, Up};
 use super::outbox::say;
 use super::request::{File, Request, bytes, decode, depends_on_layout, file_of};
 use super::{trace, version};
+use crate::hook::table;
 use crate::process::{self, Process, process};
 use crate::{clock, sys};
 use core::ffi::{c_int, c_ulong, c_void};
@@ -18,7 +21,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use tidegate_abi::rm::{self, Layout, Nvos00, Nvos54, RmApiVersion};
 use tidegate_abi::uvm;
 use tidegate_core::gate::{Agent, Switch, holds_schedule};
-use tidegate_core::rm::{Call, Lifted, uvm_register};
+use tidegate_core::rm::{Call, Lifted, Record, uvm_register};
 
 /// `ioctl`.
 ///
@@ -247,7 +250,13 @@ unsafe fn after(
                 .insert(if client == 0 { handle } else { client }, fd);
         }
         rm.graph.apply(decoded, &mut records);
+        let is_work = |record: &Record| matches!(record, Record::ChannelUp(_));
+        let works = records.iter().any(is_work);
         say(process, &mut rm, records);
+        drop(rm);
+        if works {
+            table::start_unseen(process);
+        }
     }
 }
 
