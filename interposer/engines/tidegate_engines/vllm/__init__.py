@@ -18,9 +18,10 @@
 ``agreed``    an online scheduler of several ranks: granted is what all of them have; ``held`` is a rank's side, ``links``
               what is between them
 ``withheld``  what offline and online share: blocks that the allocator passes over
+``background`` requests that ride in the steps of others (``TIDEGATE_BACKGROUND``)
 
 An engine's role is ``TIDEGATE_ROLE``, or else what a rule of the agent's says. Without the preloaded library nothing
-happens. Where neither gives a role, and in a vLLM that this plugin does not know, the engine is gated as any program is,
+is shared. Where neither gives a role, and in a vLLM that this plugin does not know, the engine is gated as any program is,
 and its log says that nothing is shared.
 """
 
@@ -49,6 +50,15 @@ PATIENCE_S = 5.0
 
 def register() -> None:
     """Called by vLLM in its engine core, its workers and its front end. It never fails: it would take vLLM along."""
+    share()
+    if os.environ.get("TIDEGATE_BACKGROUND"):
+        from . import background
+
+        background.register()
+
+
+def share() -> None:
+    """Has the engine share its memory, where it was started with the library."""
     try:
         if abi.library() is None:
             return

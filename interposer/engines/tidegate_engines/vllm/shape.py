@@ -181,10 +181,10 @@ def _there(module: str, name: str) -> bool:
     return True
 
 
-def here() -> dict[str, str]:
-    """The shape of the vLLM that is installed. Loads none of its modules."""
+def here(touched: dict[str, tuple[str, ...]] = TOUCHED) -> dict[str, str]:
+    """The shape of the vLLM that is installed, as far as it is touched. Loads none of its modules."""
     shape = {}
-    for module, names in TOUCHED.items():
+    for module, names in touched.items():
         try:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError):  # a module that was put together by hand has no place
@@ -197,34 +197,38 @@ def here() -> dict[str, str]:
     return shape
 
 
+#: What is recorded of the parts in ``TOUCHED``.
+RECORDED = Path(__file__).with_name("shapes.json")
+
+
 @cache
-def recorded() -> dict[str, dict[str, list[str]]]:
+def recorded(file: Path = RECORDED) -> dict[str, dict[str, list[str]]]:
     """By part and shape of it: the tested versions that have it so."""
-    return json.loads(Path(__file__).with_name("shapes.json").read_text())
+    return json.loads(file.read_text())
 
 
-def tested() -> list[str]:
+def tested(file: Path = RECORDED) -> list[str]:
     """The versions that tests/engines ran against, in their order."""
-    versions = {v for shapes in recorded().values() for same in shapes.values() for v in same}
+    versions = {v for shapes in recorded(file).values() for same in shapes.values() for v in same}
     return sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
 
 
-def like(shape: dict[str, str]) -> tuple[str | None, str]:
+def like(shape: dict[str, str], file: Path = RECORDED) -> tuple[str | None, str]:
     """The tested version that has this shape, the newest of several; else what differs from the nearest one."""
-    counts = dict.fromkeys(tested(), 0)
+    counts = dict.fromkeys(tested(file), 0)
     for part, seen in shape.items():
-        for version in recorded().get(part, {}).get(seen, ()):
+        for version in recorded(file).get(part, {}).get(seen, ()):
             counts[version] += 1
     nearest = max(reversed(counts), key=counts.__getitem__, default="none")
-    if counts.get(nearest) == len(recorded()) == len(shape):
+    if counts.get(nearest) == len(recorded(file)) == len(shape):
         return nearest, ""
-    return None, _differences(shape, nearest)
+    return None, _differences(shape, nearest, recorded(file))
 
 
-def _differences(shape: dict[str, str], nearest: str) -> str:
+def _differences(shape: dict[str, str], nearest: str, known: dict[str, dict[str, list[str]]]) -> str:
     said = []
     for part, seen in shape.items():
-        wanted = next((w for w, same in recorded().get(part, {}).items() if nearest in same), MISSING)
+        wanted = next((w for w, same in known.get(part, {}).items() if nearest in same), MISSING)
         if seen == wanted:
             continue
         name = ".".join(part.replace(":", ".").rsplit(".", 2)[-2:])
@@ -261,19 +265,18 @@ def known() -> str | None:
 
 def record(version: str) -> None:
     """Writes down the shape of the vLLM that is installed as that of a tested version."""
-    _write(version, here())
+    write(version, here(), TOUCHED, RECORDED)
 
 
 def forget(version: str) -> None:
     """Takes a version's shape back."""
-    _write(version, {})
+    write(version, {}, TOUCHED, RECORDED)
 
 
-def _write(version: str, found: dict[str, str]) -> None:
+def write(version: str, found: dict[str, str], touched: dict[str, tuple[str, ...]], path: Path) -> None:
     """Has the recorded shape of a version be this one, and parts that are no longer listed go."""
-    path = Path(__file__).with_name("shapes.json")
     shapes: dict[str, dict[str, list[str]]] = json.loads(path.read_text()) if path.exists() else {}
-    listed = {f"{module}.{name}" for module, names in TOUCHED.items() for name in names}
+    listed = {f"{module}.{name}" for module, names in touched.items() for name in names}
     for part in shapes.keys() - listed:
         del shapes[part]
     for part in listed:

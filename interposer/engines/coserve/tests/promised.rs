@@ -1,0 +1,93 @@
+//! What `TIDEGATE_BACKGROUND` says is understood by the plugin, and by the library; or a line says what is wrong with it.
+
+use std::process::Command;
+
+/// Runs a program of Python's with the plugin and the library, and gives what it prints.
+fn python(program: &str) -> String {
+    let engines = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let here = std::env::current_exe().expect("a program");
+    let library = here.with_file_name("libtidegate_coserve.so");
+    let run = Command::new("python3")
+        .args(["-B", "-c", program])
+        .env("PYTHONPATH", engines)
+        .env("TIDEGATE_COSERVE_LIBRARY", library)
+        .output()
+        .expect("python3");
+    assert!(run.status.success(), "{run:?}");
+    String::from_utf8(run.stdout).expect("text")
+}
+
+/// P-TRAINER-17: what the variable says is understood, or refused.
+#[test]
+fn a_promise_is_understood_or_refused_by_name() {
+    let program = "
+from tidegate_engines.vllm.background import promised
+def show(text):
+    try:
+        c = promised.parse(text)
+        print(c.kind, c.ttft_share, c.tpot_share, c.ttft_ns, c.tpot_ns, c.late_permille)
+    except ValueError as error:
+        print(error)
+for text in ('tpot=+5%,ttft=+5%', 'ttft=+12.5%, tpot=+0.25%', 'tpot=20ms,ttft=0.5s', 'tpot=+5%', 'tpot=+5%,ttft=500ms',
+             'tpot=5%,ttft=+5%', 'tpot=0ms,ttft=1s', 'tpot=+5%,tpot=+5%', 'share=3', 'tpot=+5%,ttft=', ''):
+    show(text)
+";
+    let wanted = "\
+1 500 500 0 0 0
+1 1250 25 0 0 0
+2 0 0 500000000 20000000 10
+ttft is missing
+tpot and ttft are to be two shares, or two times
+tpot=5% is neither a share such as +5% nor a time such as 20ms
+tpot=0ms is neither a share such as +5% nor a time such as 20ms
+tpot is given twice
+'share=3' is not one of tpot=..., ttft=...
+ttft= is neither a share such as +5% nor a time such as 20ms
+'' is not one of tpot=..., ttft=...
+";
+    assert_eq!(python(program), wanted);
+}
+
+/// P-TRAINER-17: a Python without vLLM, a promise that nobody understands and a missing library are a line each.
+#[test]
+fn what_is_missing_is_one_line_and_no_error() {
+    let program = "
+import logging, os, sys
+sys.stderr = sys.stdout
+logging.basicConfig(stream=sys.stdout, format='%(message)s')
+from tidegate_engines import coserve_abi
+from tidegate_engines.vllm import register
+os.environ.pop('TIDEGATE_BACKGROUND', None)
+register()
+assert not any('background' in name for name in sys.modules), 'loaded without the variable'
+os.environ['TIDEGATE_BACKGROUND'] = 'tpot=fast'
+register()
+register()
+os.environ['TIDEGATE_BACKGROUND'] = 'tpot=+5%,ttft=+5%'
+sys.modules['vllm'] = None
+register()
+coserve_abi.Coserve(coserve_abi.Config(kind=1, ttft_share=500, tpot_share=500))
+os.environ['TIDEGATE_COSERVE_LIBRARY'] = '/nowhere'
+try:
+    coserve_abi.load()
+except coserve_abi.CoserveError as error:
+    print(error)
+";
+    let said = python(program);
+    let lines: Vec<&str> = said.lines().collect();
+    let refused =
+        "Tidegate serves no requests in the background, and those with a priority are vLLM's: ";
+    assert_eq!(
+        lines[0],
+        format!(
+            "{refused}TIDEGATE_BACKGROUND: tpot=fast is neither a share such as +5% nor a time such as 20ms"
+        )
+    );
+    assert!(
+        lines[1].starts_with(&format!("{refused}ModuleNotFoundError")),
+        "{said}"
+    );
+    let missing =
+        "libtidegate_coserve.so is in none of /nowhere (set TIDEGATE_COSERVE_LIBRARY to its path)";
+    assert_eq!(lines[2..], [missing]);
+}
