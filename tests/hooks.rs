@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tidegate_tests::watch::{status, wait_all, wait_finished, wait_open};
-use tidegate_tests::{Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns};
+use tidegate_tests::{
+    Node, Offline, Online, Running, TRUSTING, built, compile, monotonic_ns, wait_for,
+};
 
 /// The symbols a library defines, as `nm` lists them.
 fn exported(library: &Path) -> BTreeSet<String> {
@@ -279,10 +281,47 @@ fn an_online_program_that_no_hook_sees_keeps_offline_off_the_gpu_until_it_ends()
     let mut unseen = Offline::from_command(&mut command);
     unseen.running();
     wait_all(&node, &pid, true);
+    let row = wait_for("status to say why it is busy", || {
+        let status = status(&node);
+        let processes = status["processes"].as_array().cloned()?;
+        let of_it = |row: &serde_json::Value| row["pid"] == unseen.process.pid();
+        let row = processes.into_iter().find(of_it)?;
+        (row["devices"][0]["suspect"] == "unseen_launches").then_some(row)
+    });
+    assert_eq!(row["devices"][0]["busy"], true, "{row}");
     unseen.process.child.kill().expect("it runs");
     unseen.process.child.wait().expect("it was killed");
     wait_all(&node, &pid, false);
     wait_finished(&node, &pid, 3, monotonic_ns());
+}
+
+/// P-LIBRARY-2: every way to the driver is seen, or the process is named.
+#[test]
+fn a_driver_in_a_namespace_of_its_own_is_named_in_the_same_words_by_status_and_doctor() {
+    let node = Node::new(&[], TRUSTING);
+    let shim = "-l:libvgpu_rm.so";
+    let flags = ["-shared", "-fPIC", "-Wl,--no-as-needed", shim, "-lcuda"];
+    let plugin = compile("elsewhere", &flags);
+    let mut command = node.preloaded(compile("drivers", &[]), "offline");
+    command.arg("elsewhere").arg(plugin).arg("300000");
+    let mut hidden = Offline::from_command(&mut command);
+    hidden.running();
+    let pid = hidden.process.pid();
+    wait_for("status to name it", || {
+        let status = status(&node);
+        let rows = status["unattached"].as_array().cloned().unwrap_or_default();
+        let named = |row: &serde_json::Value| row["pid"] == pid && row["other_namespace"] == true;
+        rows.iter().any(named).then_some(())
+    });
+    let words = "with the library, but in a link-map namespace of its own (dlmopen)";
+    for command in ["status", "doctor"] {
+        let output = node.tidegate(&[command]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Doctor breaks its lines.
+        let text: Vec<_> = text.split_whitespace().collect();
+        let text = text.join(" ");
+        assert!(text.contains(words), "{command}: {text}");
+    }
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.

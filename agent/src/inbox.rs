@@ -7,6 +7,7 @@
 //! There are four queues, so that nobody waits behind somebody who matters less: what issue threads did, what operators
 //! ask, what processes say, and what readers ask.
 
+use crate::standing::Standing;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::sync::Arc;
@@ -44,8 +45,8 @@ pub struct User {
     pub pid: i32,
     /// Its name, as the kernel has it.
     pub name: String,
-    /// Whether it has the library mapped.
-    pub has_library: bool,
+    /// How it stands to the library.
+    pub standing: Standing,
 }
 
 impl From<NodeInput> for Input {

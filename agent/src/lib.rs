@@ -57,6 +57,7 @@ pub mod inbox;
 pub mod plain;
 pub mod selftest;
 pub mod span;
+pub mod standing;
 pub mod watch;
 pub mod wire;
 

@@ -1,6 +1,7 @@
 /* Finds the driver by path and by dlsym alone, and launches through the functions that it was given.
  *   two PATH PATH   two copies of its library at once, 20 launches by turns; says "counted N of 20"
  *   loop PATH NS    one copy; says "running", and launches kernels of NS until it is ended
+ *   elsewhere PATH NS  opens a plugin (elsewhere.c) in a namespace of its own, which does the same
  *   namespace PATH  opens a library in a namespace of its own, and says "opened" */
 #define _GNU_SOURCE
 #include "tg.h"
@@ -59,6 +60,11 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc != 4) return 2;
+    if (!strcmp(argv[1], "elsewhere")) {
+        void *plugin = dlmopen(LM_ID_NEWLM, argv[2], RTLD_NOW);
+        if (!plugin) fprintf(stderr, "%s\n", dlerror()), exit(2);
+        return ((int (*)(uint64_t))get(plugin, "go"))(strtoull(argv[3], 0, 10));
+    }
     Driver one = open_driver(argv[2]);
     if (!strcmp(argv[1], "loop")) {
         printf("running\n");

@@ -92,6 +92,7 @@ pub fn status(report: &v1::GetStatusResponse) -> Value {
         })).collect::<Vec<_>>(),
         "unattached": report.unattached.iter().map(|process| json!({
             "pid": process.pid, "name": process.name, "has_library": process.has_library,
+            "other_namespace": process.other_namespace,
         })).collect::<Vec<_>>(),
         "refusals": report.refusals.iter().map(|refusal| json!({
             "who": refusal.who, "what": refusal.what, "times": refusal.times, "ago_ns": refusal.ago_ns,

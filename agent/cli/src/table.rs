@@ -11,6 +11,7 @@ pub use figures::{bytes, gpu_ranges, held, in_use};
 use std::fmt::Write;
 use tidegate_agent::clock::stamp;
 pub use tidegate_agent::span::time;
+use tidegate_agent::standing::Standing;
 use tidegate_proto::v1;
 use tidegate_text::screen::Shown;
 pub use tidegate_text::screen::{Grid, long, number, word};
@@ -75,11 +76,17 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
             pid,
             name,
             has_library,
+            other_namespace,
         } = process;
-        let with = if *has_library { "with" } else { "without" };
+        let with = match (has_library, other_namespace) {
+            (false, _) => Standing::Without,
+            (true, false) => Standing::With,
+            (true, true) => Standing::OtherNamespace,
+        };
+        let with = with.text();
         let _ = writeln!(
             text,
-            "not attached: {name} (process {pid}) uses a GPU {with} the library"
+            "not attached: {name} (process {pid}) uses a GPU {with}"
         );
     }
     for refusal in &report.refusals {

@@ -10,6 +10,7 @@ use crate::channels::obstacle::Obstacle;
 use crate::config::Method;
 use crate::inbox::User;
 use crate::selftest::{self, Held, Outcome, Tried};
+use crate::standing::Standing;
 use crate::watch::latency;
 use crate::wire::{level, method};
 use std::cell::OnceCell;
@@ -209,12 +210,13 @@ fn unattached(user: &User) -> v1::Unattached {
     let User {
         pid,
         name,
-        has_library,
+        standing,
     } = user.clone();
     v1::Unattached {
         pid,
         name,
-        has_library,
+        has_library: standing != Standing::Without,
+        other_namespace: standing == Standing::OtherNamespace,
     }
 }
 

@@ -40,23 +40,25 @@ pub fn text(user: &User) -> String {
     let User {
         pid,
         name,
-        has_library,
+        standing,
     } = user;
-    let with = if *has_library { "has" } else { "does not have" };
-    format!(
-        "{name} (process {pid}) uses a GPU and is not attached: no gate holds it. It {with} the library"
-    )
+    let with = standing.text();
+    format!("{name} (process {pid}) uses a GPU {with} and is not attached: no gate holds it")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::standing::Standing;
 
     fn user(pid: i32) -> User {
         User {
             pid,
             name: format!("p{pid}"),
-            has_library: pid % 2 == 0,
+            standing: match pid % 2 {
+                0 => Standing::With,
+                _ => Standing::Without,
+            },
         }
     }
 
@@ -95,8 +97,8 @@ mod tests {
 
     #[test]
     fn the_text_says_whether_the_library_is_there() {
-        assert!(text(&user(1)).ends_with("It does not have the library"));
-        assert!(text(&user(2)).starts_with("p2 (process 2) uses a GPU"));
-        assert!(text(&user(2)).ends_with("It has the library"));
+        assert!(text(&user(1)).starts_with("p1 (process 1) uses a GPU without the library and"));
+        assert!(text(&user(2)).starts_with("p2 (process 2) uses a GPU with the library and"));
+        assert!(text(&user(2)).ends_with("no gate holds it"));
     }
 }

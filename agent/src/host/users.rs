@@ -6,6 +6,7 @@
 use crate::clock::now_ns;
 use crate::device::{self, Device};
 use crate::inbox::{Input, Mailbox, User};
+use crate::standing::Standing;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -16,8 +17,6 @@ use tidegate_node::text::Text;
 
 /// The name of an agent.
 pub const AGENT: &str = "tidegate-agent";
-/// What the path of a mapping of the library contains.
-pub const LIBRARY: &str = "/libtidegate";
 const UVM: &str = "/dev/nvidia-uvm";
 /// Time between two looks, at least.
 const EVERY: Duration = Duration::from_secs(5);
@@ -44,10 +43,10 @@ pub fn name(pid: i32) -> String {
     )
 }
 
-/// Whether a process has the library mapped.
+/// How a process stands to the library. One that may not be looked into counts as without it.
 #[must_use]
-pub fn has_library(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(LIBRARY))
+pub fn standing(pid: i32) -> Standing {
+    Standing::of(&fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
 }
 
 /// Whether a process uses the GPUs of `device`.
@@ -116,7 +115,7 @@ pub fn watch(device: Device, besides: &'static [&'static str], mailbox: Mailbox)
                 let stays = found.intersection(&last).map(|&pid| User {
                     pid,
                     name: name(pid),
-                    has_library: has_library(pid),
+                    standing: standing(pid),
                 });
                 let stays = stays.filter(|user| !besides.contains(&user.name.as_str()));
                 mailbox.offer(Input::Users(stays.take(MOST).collect()));

@@ -978,6 +978,9 @@ pub struct Unattached {
     /// It has the library mapped.
     #[prost(bool, tag = "3")]
     pub has_library: bool,
+    /// It has the C library twice, as a program has that opens CUDA in a link-map namespace of its own (dlmopen).
+    #[prost(bool, tag = "4")]
+    pub other_namespace: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {
@@ -1963,6 +1966,8 @@ pub enum BusyReason {
     StoppedProcess = 3,
     /// Launches never pause long enough for an idle edge.
     SteadyLaunches = 4,
+    /// No hook sees the process' launches: it counts as busy for as long as it has a channel.
+    UnseenLaunches = 5,
 }
 impl BusyReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1976,6 +1981,7 @@ impl BusyReason {
             Self::PersistentKernel => "BUSY_REASON_PERSISTENT_KERNEL",
             Self::StoppedProcess => "BUSY_REASON_STOPPED_PROCESS",
             Self::SteadyLaunches => "BUSY_REASON_STEADY_LAUNCHES",
+            Self::UnseenLaunches => "BUSY_REASON_UNSEEN_LAUNCHES",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1986,6 +1992,7 @@ impl BusyReason {
             "BUSY_REASON_PERSISTENT_KERNEL" => Some(Self::PersistentKernel),
             "BUSY_REASON_STOPPED_PROCESS" => Some(Self::StoppedProcess),
             "BUSY_REASON_STEADY_LAUNCHES" => Some(Self::SteadyLaunches),
+            "BUSY_REASON_UNSEEN_LAUNCHES" => Some(Self::UnseenLaunches),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ use tidegate_agent::channels::level;
 use tidegate_agent::channels::obstacle::Obstacle;
 use tidegate_agent::config::Config;
 use tidegate_agent::host::rundir::Holder;
+use tidegate_agent::standing::Standing;
 use tidegate_driver::device::Device;
 use tidegate_driver_patch::module::Module;
 use tidegate_proto::v1;
@@ -197,8 +198,8 @@ pub struct GpuProcess {
     pub pid: i32,
     /// Its `comm`.
     pub name: String,
-    /// It has the library mapped.
-    pub preloaded: bool,
+    /// How it stands to the library.
+    pub standing: Standing,
     /// It has NCCL mapped.
     pub nccl: bool,
     /// Its command line or environment names vLLM.

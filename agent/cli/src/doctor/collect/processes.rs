@@ -4,7 +4,8 @@ use crate::doctor::facts::{AgentProcess, GpuProcess};
 use std::fs;
 use std::io;
 use tidegate_agent::channels::obstacle;
-use tidegate_agent::host::users::{AGENT, LIBRARY, all, name, uses};
+use tidegate_agent::host::users::{AGENT, all, name, uses};
+use tidegate_agent::standing::Standing;
 use tidegate_driver::device::Device;
 
 /// Strings that end with a zero, as in `cmdline` and `environ`.
@@ -95,7 +96,7 @@ fn describe(
     GpuProcess {
         pid,
         name,
-        preloaded: maps.contains(LIBRARY),
+        standing: Standing::of(maps),
         nccl: maps.contains("/libnccl"),
         vllm: command.iter().any(is_vllm),
         wished_role: variable("TIDEGATE_ROLE"),
@@ -145,13 +146,13 @@ mod tests {
             &environment,
             maps,
         );
-        assert!(process.preloaded && process.nccl && process.vllm);
+        assert!(process.standing == Standing::With && process.nccl && process.vllm);
         assert_eq!(process.wished_role.as_deref(), Some("offline"));
         assert_eq!(process.vllm_timeout_s, Some(900));
         assert_eq!(process.nccl_timeout_s, None);
         assert_eq!(process.ranks, Some(2));
         let plain = describe(8, "sh".to_owned(), &words(&["sh", "-c", "true"]), &[], "");
-        assert!(!plain.preloaded && !plain.nccl && !plain.vllm);
+        assert!(plain.standing == Standing::Without && !plain.nccl && !plain.vllm);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::doctor::facts::GpuProcess;
 use std::time::Duration;
 use tidegate_agent::config::LongGate;
 use tidegate_agent::identity::clock;
+use tidegate_agent::standing::Standing;
 use tidegate_proto::v1;
 
 /// vLLM ends an engine whose step takes longer, unless `VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS` says otherwise.
@@ -63,31 +64,39 @@ fn unmanaged(view: &View<'_>) -> Check {
         .iter()
         .filter(|process| !attached(process))
         .collect();
-    let without: Vec<String> = outside
-        .iter()
-        .filter(|p| !p.preloaded)
-        .map(|p| named(p))
-        .collect();
-    let silent: Vec<String> = outside
-        .iter()
-        .filter(|p| p.preloaded)
-        .map(|p| named(p))
-        .collect();
+    let of = |standing: Standing| {
+        let those = outside
+            .iter()
+            .filter(|process| process.standing == standing);
+        those.map(|process| named(process)).collect::<Vec<_>>()
+    };
+    // The worst first.
+    let worst = [
+        (
+            Standing::Without,
+            "start them with LD_PRELOAD=libtidegate.so: their work is neither seen nor gated",
+        ),
+        (
+            Standing::OtherNamespace,
+            "a driver that is opened by dlmopen is neither seen nor gated: have the program open CUDA by dlopen",
+        ),
+        (
+            Standing::With,
+            "they attach at their next CUDA context or channel; is TIDEGATE_RUN_DIR theirs?",
+        ),
+    ]
+    .map(|(standing, remedy)| (standing.text(), of(standing), remedy))
+    .into_iter()
+    .find(|(_, processes, _)| !processes.is_empty());
     let ignored: Vec<String> = status
         .processes
         .iter()
         .filter(|known| known.role() == v1::Role::Ignore)
         .map(|known| format!("{} ({}): {}", known.name, known.pid, known.rule))
         .collect();
-    if !without.is_empty() {
-        let text = format!("without the library: {}", list(&without));
-        Check::warn(ID, text).remedy(
-            "start them with LD_PRELOAD=libtidegate.so: their work is neither seen nor gated",
-        )
-    } else if !silent.is_empty() {
-        let text = format!("with the library, not attached: {}", list(&silent));
-        Check::warn(ID, text)
-            .remedy("they attach at their next CUDA context; is TIDEGATE_RUN_DIR theirs?")
+    if let Some((standing, processes, remedy)) = worst {
+        let text = format!("not attached, {standing}: {}", list(&processes));
+        Check::warn(ID, text).remedy(remedy)
     } else if !ignored.is_empty() {
         let text = format!("ignored: {}", list(&ignored));
         Check::warn(ID, text).remedy("add a rule to [[identity.rules]] that matches them")
@@ -219,6 +228,7 @@ mod tests {
     use crate::doctor::facts::{GpuProcess, Node};
     use crate::doctor::judge::healthy::{self, outcome};
     use tidegate_agent::config::LongGate;
+    use tidegate_agent::standing::Standing;
     use tidegate_proto::v1;
 
     fn add(node: &mut Node, process: GpuProcess, role: Option<v1::Role>) {
@@ -240,7 +250,7 @@ mod tests {
         GpuProcess {
             pid,
             name: "python".to_owned(),
-            preloaded: true,
+            standing: Standing::With,
             ..GpuProcess::default()
         }
     }
@@ -249,7 +259,7 @@ mod tests {
     fn a_process_on_the_gpu_that_nobody_manages_is_named() {
         let (result, text) = outcome("unmanaged-processes", |node| {
             let process = GpuProcess {
-                preloaded: false,
+                standing: Standing::Without,
                 ..python(12)
             };
             add(node, process, None);
@@ -258,7 +268,17 @@ mod tests {
         assert!(text.contains("without the library: python (12)"), "{text}");
         let (result, text) = outcome("unmanaged-processes", |node| add(node, python(13), None));
         assert_eq!(result, Warn);
-        assert!(text.contains("not attached: python (13)"), "{text}");
+        assert!(text.contains("with the library: python (13)"), "{text}");
+        let (result, text) = outcome("unmanaged-processes", |node| {
+            let process = GpuProcess {
+                standing: Standing::OtherNamespace,
+                ..python(12)
+            };
+            add(node, process, None);
+            add(node, python(13), None);
+        });
+        assert_eq!(result, Warn);
+        assert!(text.contains("(dlmopen): python (12)"), "{text}");
         let ignored = Some(v1::Role::Ignore);
         let (result, text) = outcome("unmanaged-processes", |node| add(node, python(14), ignored));
         assert_eq!(result, Warn);
