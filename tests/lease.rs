@@ -76,9 +76,10 @@ impl Pair {
     }
 }
 
-/// P-TRAINER-15: a trainer that returns is given one lease after the other, and keeps its channels enabled meanwhile.
+/// P-TRAINER-15: a trainer that returns is given one lease after the other, and is off the device once grace is over: that
+/// nothing of it is left there is its own word.
 #[test]
-fn a_trainer_that_returns_is_leased_again_and_stays_enabled() {
+fn a_trainer_that_returns_is_leased_again_and_off_between() {
     let mut pair = Pair::new();
     assert_eq!(pair.lease(), "lease 0 withdrawn", "its gate is shut");
     pair.beats("sealed");
@@ -94,8 +95,8 @@ fn a_trainer_that_returns_is_leased_again_and_stays_enabled() {
         wait_for("its end to be heard", || {
             (pair.lease() == format!("lease {number} withdrawn")).then_some(())
         });
+        wait_all(&pair.node, &pids, true);
     }
-    wait_all(&pair.node, &pids, false);
     assert!(!pair.events().contains("lease_overrun"));
 }
 

@@ -115,6 +115,12 @@ impl Leases {
         cx.step(returned(gpu, lease, units));
     }
 
+    /// A process is gone: nothing of it runs under a lease any more.
+    pub(crate) fn gone(&self, session: u64) -> Option<Event<'static>> {
+        let lent = self.lent.iter().find(|lent| lent.session == session)?;
+        Some(returned(lent.gpu, lent.lease, 0))
+    }
+
     /// After policy's effects were carried out: what stands of leases, and who needs none.
     pub(crate) fn settle(&mut self, policy: &Node, members: &mut Members) {
         self.lent.retain(|lent| {

@@ -122,6 +122,16 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             notice.job = Some(job);
             notice.value_ns = ns(used);
         }
+        Report::LeaseDemoted { job, gpu, lasts } => {
+            notice.kind = "lease_demoted";
+            notice.gpu = Some(gpu);
+            notice.job = Some(job);
+            notice.value_ns = ns(lasts);
+            notice.text = format!(
+                "it kept running past its leases: none for {} s, it runs by the gate alone",
+                lasts.as_secs()
+            );
+        }
         Report::GatedAgain { lasted, expired } => {
             notice.kind = "gated_again";
             notice.value_ns = ns(lasted);

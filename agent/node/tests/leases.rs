@@ -17,7 +17,7 @@ use tidegate_node::beats::{BeatMemory, BeatRef};
 use tidegate_node::kinds::Role;
 use tidegate_node::message::{Library, Said, Tunables};
 use tidegate_policy::config::{Config, Cooldown};
-use tidegate_policy::ids::JobId;
+use tidegate_policy::ids::{GpuId, JobId};
 use tidegate_policy::lease::Leasing;
 use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::view::JobState;
@@ -152,7 +152,13 @@ impl Node {
                 return number;
             }
         }
-        panic!("no lease in 200 iterations: {:?}", self.rig.told.kinds());
+        let policy = self.rig.shell.policy();
+        let job = policy.job(JobId(0));
+        panic!(
+            "no lease in 200 iterations: {:?}, {job:?}, {:?}",
+            self.rig.told.kinds(),
+            policy.leases(GpuId(0))
+        );
     }
 
     fn over(&mut self, lease: u64, units: u64) {
@@ -160,6 +166,12 @@ impl Node {
         let word = lease << LEASED_NUMBER | LEASED_OVER | units;
         page.memory[0].leased.store(word, Ordering::Release);
         page.process.doorbell.fetch_add(1, Ordering::AcqRel);
+        self.rig.rest();
+    }
+
+    /// Who has returned is off.
+    fn grace(&mut self) {
+        self.rig.pass(LEASING.grace_ns);
         self.rig.rest();
     }
 
@@ -190,7 +202,9 @@ fn a_trainer_is_given_leases_between_iterations_and_ends_them() {
         node.rig.pass(3 * MS);
         node.over(number, 1);
         assert_eq!(node.lease(), (number, LEASE_WITHDRAWN, false));
-        assert!(node.is_on(), "it takes no order to the driver");
+        assert!(node.is_on());
+        node.grace();
+        assert!(!node.is_on(), "what it left on the device is stopped");
     }
     let told = node.rig.told.kinds();
     assert!(!told.contains(&"lease_overrun"), "{told:?}");
@@ -324,4 +338,64 @@ fn an_offer_holds_until_it_is_taken_back() {
     assert!(node.leased() > number);
     let job = node.rig.shell.policy().job(JobId(0)).map(|view| view.state);
     assert_eq!(job, Some(JobState::Leased));
+}
+
+/// P-TRAINER-15: a process that dies under its lease ends it, also where its job goes on, and is told of by no overrun.
+#[test]
+fn who_dies_under_a_lease_ends_it() {
+    let mut node = Node::new(Some(LEASING));
+    let other = node.rig.attach(Role::Offline, "tune");
+    node.meet();
+    node.said(40);
+    let number = node.leased();
+    let standing = |node: &Node| {
+        let view = node.rig.shell.policy().leases(GpuId(0));
+        view.and_then(|view| view.standing)
+    };
+    assert_eq!(standing(&node).map(|standing| standing.1.0), Some(number));
+    node.rig.exit(node.trainer);
+    assert_eq!(standing(&node), None);
+    node.grace();
+    assert!(!node.rig.is_on(other, 0));
+    assert!(!node.rig.told.kinds().contains(&"lease_overrun"));
+}
+
+/// P-TRAINER-15: an agent that hands over ends its leases first: its successor does not know of them.
+#[test]
+fn no_lease_is_handed_over() {
+    let mut node = Node::new(Some(LEASING));
+    node.meet();
+    node.said(40);
+    let number = node.leased();
+    node.rig.shell.take(Input::HandOver);
+    node.rig.rest();
+    assert_eq!(node.lease().0, number);
+    assert_eq!(node.lease().1, LEASE_WITHDRAWN);
+    assert!(!node.is_on());
+    assert!(node.rig.shell.has_ended());
+}
+
+/// P-TRAINER-15: a trainer that runs units which take longer than it says is held to the gate after a few, and told of.
+#[test]
+fn who_lies_of_its_units_is_held_to_the_gate() {
+    let mut node = Node::new(Some(LEASING));
+    node.meet();
+    node.said(40);
+    for _ in 0..4 {
+        let number = node.leased();
+        // It says that all of them ran, and goes on with the first.
+        let page = node.rig.page(node.trainer);
+        let until = page.gates[0].lease_until_ns.load(Ordering::Relaxed);
+        node.rig.pass(until - node.rig.now() + LEASING.grace_ns);
+        node.rig.rest();
+        assert!(!node.is_on());
+        node.over(number, 8);
+    }
+    assert!(node.rig.told.kinds().contains(&"lease_demoted"));
+    for _ in 0..100 {
+        node.beat();
+        assert_ne!(node.lease().1, LEASE_GIVEN);
+    }
+    node.rig.pass(500 * MS);
+    node.leased();
 }

@@ -412,7 +412,7 @@ impl Job {
         let bare = self.members.iter().any(Member::is_bare);
         let closed = match (self.want, self.mode) {
             (Want::Run, _) => false,
-            (Want::Lease, _) => self.lease == Lease::Parked,
+            (Want::Lease, _) => matches!(self.lease, Lease::Back(_)),
             (Want::Gate(_), Mode::Unmanaged | Mode::Recovering) => true,
             // Nothing known to disable yet, or the disable hangs: launches are all there is to hold.
             (Want::Gate(_), _) if held || bare => true,

@@ -119,6 +119,9 @@ pub struct Leaser {
     beaten: u64,
     /// What iterations that read prompts took, ns: about the most of late.
     prompts: f64,
+    /// Predictions that were compared, and by what part of what an iteration took they were off: a moving mean.
+    predictions: u64,
+    error: f64,
 }
 
 impl Leaser {
@@ -144,6 +147,8 @@ impl Leaser {
             overruns: 0,
             beaten: 0,
             prompts: 0.0,
+            predictions: 0,
+            error: 0.0,
         }
     }
 
@@ -226,6 +231,12 @@ impl Leaser {
         if iteration.batch > 0 {
             self.running.stepped();
         }
+        if let Some(expected) = self.expected(iteration).filter(|_| took > 0) {
+            let error = (expected / took as f64 - 1.0).abs();
+            let weight = WEIGHT.max(1.0 / (self.predictions + 1) as f64);
+            self.predictions += 1;
+            self.error += weight * (error - self.error);
+        }
         self.records.add(
             Key {
                 fingerprint: iteration.fingerprint,
@@ -301,6 +312,26 @@ impl Leaser {
             limit.clean = 0;
             limit.units = limit.units.saturating_add(1);
         }
+    }
+
+    /// What an iteration is expected to take, ns: its mean where it is known, else by the fit.
+    fn expected(&mut self, of: &Iteration) -> Option<f64> {
+        if of.prompt > 0 || of.batch == 0 {
+            return None;
+        }
+        let key = Key {
+            fingerprint: of.fingerprint,
+            kind: Kind::Iteration,
+        };
+        let record = self.records.get(key).filter(|took| took.seen >= KNOWN);
+        let fit = self.solo.map(|solo| solo.predict(of.batch, of.cached));
+        fit.or(record.map(|record| record.mean))
+    }
+
+    /// How many predictions were compared with what came, and by what part of it they were off of late.
+    #[must_use]
+    pub const fn predictions(&self) -> (u64, f64) {
+        (self.predictions, self.error)
     }
 
     /// What the next iteration takes, at its tail, ns.

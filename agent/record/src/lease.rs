@@ -80,6 +80,7 @@ rows! {
     "lease_offered" Offered { gpu, job, unit }
     "lease_next" Next { gpu, next }
     "lease_returned" Returned { gpu, lease, units }
+    "lease_ends" Ends { gpu }
     else LeaseEvent::Seen { .. }
 }
 

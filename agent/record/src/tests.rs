@@ -356,7 +356,7 @@ fn one_job_is_decided_about_as_before_there_were_turns() {
     }
 }
 
-/// P-REPLAY-3: replay decides again what the agent recorded: a trainer is let in beside online, leased, returns, and
+/// P-REPLAY-3: replay decides again what the agent recorded: a trainer is leased beside online, returns, and
 /// overstays; where leases are off the same events change nothing.
 #[test]
 fn recorded_leases_are_decided_again() {
@@ -377,14 +377,16 @@ fn recorded_leases_are_decided_again() {
     let [gpu, fingerprint, batch, cached] = iteration;
     let beat = [gpu, fingerprint, batch, cached, 0, 4_000_000, 5_000_000, 0];
     events.extend([(48 + 3, beat, 5_000_000); 80]);
-    events.push((48 + 8, fields(&iteration), 1_000));
-    events.push((12, fields(&[0, 0, 2]), 1_000));
+    // Each is enabled for its lease, and disabled after it.
     for lease in 1..4 {
         events.push((48 + 8, fields(&iteration), 1_000_000));
+        events.push((12, fields(&[0, 0, 2 * lease]), 1_000));
         events.push((48 + 9, fields(&[0, lease, 6]), 5_000_000));
         events.push((48 + 3, beat, 5_000_000));
+        events.push((10, fields(&[0, 0, 2 * lease + 1, 0, 0]), 1_000));
     }
     events.push((48 + 8, fields(&iteration), 1_000_000));
+    events.push((12, fields(&[0, 0, 8]), 1_000));
     events.push((19, [0; 8], 90_000_000));
     for leases in [Some(LEASED), None] {
         let recording = record(&events, leasing(leases));

@@ -55,7 +55,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 55] = [
+pub const KINDS: [Kind; 56] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -139,6 +139,10 @@ pub const KINDS: [Kind; 55] = [
         "launches of an offline process wait in the library",
     )
     .frequent(),
+    warning(
+        "lease_demoted",
+        "a trainer kept running past its leases, and is held to the gate for a while",
+    ),
     warning(
         "lease_overrun",
         "a trainer still ran when its lease beside online was over, and was disabled",

@@ -2206,7 +2206,7 @@ pub enum JobState {
     Unknown = 4,
     /// Given up: no channel of it can be controlled.
     Unmanaged = 5,
-    /// Let in beside online: units of it run under leases, and it waits between them.
+    /// A lease beside online stands, or ended so recently that its channels are enabled still.
     Leased = 6,
 }
 impl JobState {

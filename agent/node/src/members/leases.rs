@@ -73,6 +73,10 @@ impl Members {
         }
         let before = std::mem::replace(&mut session.lease.offered_on, gpus);
         session.lease.offered = offer;
+        if offer.most == 0 && !session.lease.trains {
+            // Another process of its job may be the trainer.
+            return;
+        }
         let unit = Unit {
             key: session.lease.key(),
             most: offer.most,

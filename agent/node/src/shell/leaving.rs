@@ -20,9 +20,13 @@ use tidegate_abi::rm::{MAX_PAIRS, Status};
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
 use tidegate_policy::ids::{Generation, GpuId, GpuSet, JobId, SessionId};
+use tidegate_policy::lease::event::{LeaseEvent, Unit};
 
 /// How long the end waits for the last enables.
 const END_NS: u64 = 2_000_000_000;
+
+/// How long a hand-over waits for the last disables.
+const HANDED_NS: u64 = 100_000_000;
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +134,16 @@ impl Shell {
                 if let Some(job) = session.job {
                     for gpu in session.gpus().collect::<GpuSet>().iter() {
                         self.prepare(job, gpu, false);
+                    }
+                }
+                if let Some(event) = self.leases.gone(id) {
+                    self.ask(Request::Step(event));
+                }
+                if let Some(job) = session.job.filter(|_| session.lease.trains) {
+                    let unit = Unit::default();
+                    for gpu in session.lease.offered_on.iter() {
+                        let event = LeaseEvent::Offered { gpu, job, unit };
+                        self.ask(Request::Step(Event::Lease(event)));
                     }
                 }
                 self.ask(Request::Step(Event::OfflineGone {
@@ -387,12 +401,21 @@ impl Shell {
         }
     }
 
-    /// Leaves everything as it is for a successor, says so, and ends.
+    /// Leaves everything as it is for a successor, says so, and ends. Nobody would end a lease meanwhile, so none is left.
     pub(crate) fn hand_over(&mut self) {
+        for gpu in self.lanes.gpus.ids() {
+            self.step(Event::Lease(LeaseEvent::Ends { gpu }));
+        }
+        self.settle();
+        let waits = self.settings.leases.is_some() && !self.lanes.is_quiet();
         self.lanes.disarm_all();
         self.adoption.journal.set_handing_over(self.time.now);
         self.members.hand_over(self.time.now);
-        self.end = End::Now;
+        self.end = if waits {
+            End::By(self.time.now + HANDED_NS)
+        } else {
+            End::Now
+        };
     }
 
     /// Whether the shell has ended: nothing it does matters any more.

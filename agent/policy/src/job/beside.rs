@@ -4,6 +4,7 @@ use super::lease::Lease;
 use super::{Job, LaneState, Mode, Want, Why, World};
 use crate::config::Means;
 use crate::ids::{GpuId, GpuSet};
+use crate::reclaim::Hold;
 use crate::time::Instant;
 
 impl Want {
@@ -17,9 +18,8 @@ impl Job {
     /// What is wanted while its gates are shut.
     pub(super) fn want_beside(&self, now: Instant) -> Want {
         match self.lease {
-            Lease::Parked => Want::Lease,
-            Lease::Until(end) if now < end => Want::Lease,
-            Lease::Until(_) | Lease::No => Want::Gate(Why::Gates),
+            Lease::Until(end) | Lease::Back(end) if now < end => Want::Lease,
+            Lease::Until(_) | Lease::Back(_) | Lease::No => Want::Gate(Why::Gates),
         }
     }
 
@@ -27,20 +27,14 @@ impl Job {
     pub fn takes_lease(&self, gpu: GpuId, world: &World, now: Instant) -> bool {
         self.gpus == GpuSet::of(gpu)
             && self.mode == Mode::Managed
+            && self.hold != Hold::Frozen
             && self.held_by(world, now).is_none()
             && !self.is_open(world)
     }
 
-    /// Enables its channels, with its launch gate closed: says whether a lease would hold at once.
-    pub fn let_in(&mut self, means: Means) -> bool {
-        if means == Means::LaunchGate {
-            return true;
-        }
-        let on = self.want == Want::Lease && self.all(LaneState::Enabled);
-        if self.lease == Lease::No {
-            self.lease = Lease::Parked;
-        }
-        on
+    /// No order to it is under way: a lease would hold at once.
+    pub fn is_settled(&self) -> bool {
+        self.all(LaneState::Disabled) || self.all(LaneState::Enabled)
     }
 
     /// It may run until then.
@@ -48,10 +42,10 @@ impl Job {
         self.lease = Lease::Until(until);
     }
 
-    /// Nothing of it runs any more.
-    pub fn returned(&mut self, means: Means) {
-        self.lease = match means {
-            Means::Channels if self.lease != Lease::No => Lease::Parked,
+    /// It says that nothing of it runs any more: it is off at `off`, unless it has another lease by then.
+    pub fn returned(&mut self, means: Means, off: Instant) {
+        self.lease = match (means, self.lease) {
+            (Means::Channels, Lease::Until(until)) => Lease::Back(until.min(off)),
             _ => Lease::No,
         };
     }
@@ -66,6 +60,11 @@ impl Job {
         matches!(self.lease, Lease::Until(_))
     }
 
+    /// It has just returned from a lease.
+    pub fn is_back(&self) -> bool {
+        matches!(self.lease, Lease::Back(_))
+    }
+
     /// It may run without one.
     pub fn is_free(&self) -> bool {
         self.want == Want::Run
@@ -73,8 +72,8 @@ impl Job {
 
     pub(super) fn lease_ends(&self) -> Option<Instant> {
         match self.lease {
-            Lease::Until(end) => Some(end),
-            Lease::Parked | Lease::No => None,
+            Lease::Until(end) | Lease::Back(end) => Some(end),
+            Lease::No => None,
         }
     }
 }

@@ -1,20 +1,23 @@
 //! The third reason to run, beside an open gate and a breath: a lease, for units between two iterations of online.
 //!
 //! ```text
-//!    No --let in--> Parked --lease--> Until --returned--> Parked
-//!     ^                                 |
-//!     +------ overrun, held, gate ------+
+//!          +-------- lease ---------+
+//!          v                        |
+//!    No --lease--> Until --returned--> Back --grace is over--> No
+//!     ^              |
+//!     +-- overrun, held, gate
 //! ```
 //!
-//! A job that is let in has its channels enabled and its launch gate closed, so that a lease takes no order to the
-//! driver: it opens the gate. What is not back in time is disabled as at a busy edge.
+//! That a trainer returned is its own word: work of it may be left on the device, and a program need not ask the library
+//! before it launches. So a job that returned keeps its channels for a grace at most, with its launch gate closed. Only a
+//! lease that comes sooner takes no order to the driver.
 
 use crate::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lease {
     No,
-    /// Its launches wait for the next.
-    Parked,
     Until(Instant),
+    /// It says that nothing of it runs. It is disabled then.
+    Back(Instant),
 }

@@ -1,6 +1,5 @@
 //! How a job stands: to others on its GPUs, to a reclaim, and to operators.
 
-use super::lease::Lease;
 use super::world::World;
 use super::{Breath, Job, Lane, LaneState, LaunchGate, Member, Mode, Want, Why};
 use crate::config::Means;
@@ -63,8 +62,9 @@ impl Job {
     /// Whether its work may be on its GPUs: until a disable has returned it is.
     pub fn runs(&self) -> bool {
         match self.state {
-            JobState::Running | JobState::Breathing | JobState::Disabling => true,
-            JobState::Leased => self.lease != Lease::Parked,
+            JobState::Running | JobState::Breathing | JobState::Leased | JobState::Disabling => {
+                true
+            }
             JobState::Unmanaged => self.want == Want::Run,
             JobState::Gated | JobState::Enabling | JobState::Unknown => false,
         }
@@ -81,7 +81,7 @@ impl Job {
             since: self.state_since,
             reason: match self.want {
                 Want::Run => Reason::None,
-                Want::Lease if self.lease != Lease::Parked => Reason::None,
+                Want::Lease if self.is_leased() => Reason::None,
                 Want::Gate(Why::Operator) => Reason::Paused,
                 Want::Gate(Why::Memory) => Reason::Reclaim,
                 Want::Gate(Why::Turn) => Reason::Turn,

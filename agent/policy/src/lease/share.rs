@@ -16,6 +16,8 @@ struct Job {
     weight: u32,
     /// ns left of its turn; below zero what it took too much.
     left: i64,
+    /// It is gone, and kept for what it had: one that comes back by that name has had it.
+    gone: bool,
 }
 
 /// The jobs of one GPU.
@@ -43,28 +45,39 @@ impl Shares {
     /// A job comes, or its weight changes; zero counts as one. Says whether there is room.
     pub fn set(&mut self, id: u64, weight: u32) -> bool {
         let weight = weight.max(1);
-        let known = self.jobs[..self.count].iter_mut().find(|job| job.id == id);
-        match known {
-            Some(job) => job.weight = weight,
-            None if self.count == JOBS => return false,
-            None => {
-                self.jobs[self.count] = Job {
-                    id,
-                    weight,
-                    left: 0,
-                };
-                self.count += 1;
-            }
+        let mut known = self.jobs[..self.count].iter_mut();
+        if let Some(job) = known.find(|job| job.id == id) {
+            (job.weight, job.gone) = (weight, false);
+            return true;
         }
+        if self.count == JOBS && !self.forget_one() {
+            return false;
+        }
+        self.jobs[self.count] = Job {
+            id,
+            weight,
+            left: 0,
+            gone: false,
+        };
+        self.count += 1;
         true
     }
 
-    /// A job is gone.
+    /// A job is gone. What it had of its turn is kept, as far as there is room.
     pub fn remove(&mut self, id: u64) {
-        let jobs = self.jobs[..self.count].iter();
-        let Some(place) = jobs.clone().position(|job| job.id == id) else {
-            return;
-        };
+        let mut jobs = self.jobs[..self.count].iter_mut();
+        if let Some(job) = jobs.find(|job| job.id == id) {
+            job.gone = true;
+        }
+    }
+
+    /// Makes room: says whether one was gone.
+    fn forget_one(&mut self) -> bool {
+        let place = self.jobs[..self.count].iter().position(|job| job.gone);
+        place.inspect(|place| self.forget(*place)).is_some()
+    }
+
+    fn forget(&mut self, place: usize) {
         self.jobs.copy_within(place + 1..self.count, place);
         self.count -= 1;
         if self.at > place {
@@ -77,15 +90,16 @@ impl Shares {
 
     /// Whose unit is next, of those that are `ready`. Asking again changes nothing.
     pub fn next(&mut self, ready: impl Fn(u64) -> bool) -> Option<u64> {
-        if !self.jobs[..self.count].iter().any(|job| ready(job.id)) {
+        let ready = |job: &Job| !job.gone && ready(job.id);
+        if !self.jobs[..self.count].iter().any(ready) {
             return None;
         }
         loop {
             let job = &mut self.jobs[self.at];
-            if ready(job.id) && job.left > 0 {
+            if ready(job) && job.left > 0 {
                 return Some(job.id);
             }
-            if !ready(job.id) {
+            if !ready(job) {
                 // No work is saved up; what was taken too much stays owed.
                 job.left = job.left.min(0);
             }

@@ -6,8 +6,9 @@ use crate::effect::{Effect, Report};
 use crate::ids::GpuId;
 use crate::job::Job;
 use crate::lease::event::{Event, LeaseEvent};
-use crate::time::{Instant, nanos};
+use crate::time::Instant;
 use crate::view::LeaseView;
+use core::time::Duration;
 
 impl Node {
     pub(super) fn step_lease(&mut self, event: LeaseEvent, now: Instant, out: &mut Vec<Effect>) {
@@ -28,11 +29,8 @@ impl Node {
                 }
             }
             LeaseEvent::Next { next, .. } => {
-                let means = self.config.means;
                 let switch = self.config.leases.map_or(0, |config| config.switch_ns);
-                if let Some(standing) =
-                    grant(own, gpu, next, &mut self.jobs, &self.world, means, now)
-                {
+                if let Some(standing) = grant(own, gpu, next, &self.jobs, &self.world, now) {
                     out.push(lend(own, standing, switch, gpu, &mut self.jobs, now));
                 }
             }
@@ -42,9 +40,17 @@ impl Node {
                 };
                 own.standing = None;
                 own.over(&standing, units, now);
+                own.kept(standing.job);
+                let grace = self.config.leases.map_or(0, |config| config.grace_ns);
+                let off = now.after(Duration::from_nanos(grace));
                 if let Some(job) = self.jobs.iter_mut().find(|job| job.id == standing.job) {
-                    job.returned(self.config.means);
+                    job.returned(self.config.means, off);
                 }
+            }
+            LeaseEvent::Ends { .. } => {
+                let standing = own.standing.map(|standing| standing.job);
+                let ends = |job: &&mut Job| Some(job.id) == standing || job.is_back();
+                self.jobs.iter_mut().filter(ends).for_each(Job::lease_off);
             }
         }
     }
@@ -53,6 +59,13 @@ impl Node {
     pub(super) fn settle_leases(&mut self, now: Instant, out: &mut Vec<Effect>) {
         for (place, own) in self.leases.iter_mut().enumerate() {
             let jobs = &self.jobs;
+            // Who is gone has had what it used.
+            if let Some(standing) = own.standing
+                && !jobs.iter().any(|job| job.id == standing.job)
+            {
+                own.standing = None;
+                own.over(&standing, 0, now);
+            }
             let shares = &mut own.shares;
             own.offers.retain(|offer| {
                 let stays = jobs.iter().any(|job| job.id == offer.0);
@@ -72,15 +85,12 @@ impl Node {
             let gpu = GpuId(u8::try_from(place).unwrap_or(u8::MAX));
             let (job, lease) = (standing.job, standing.lease);
             match jobs.iter().find(|known| known.id == job) {
-                // It goes on by leave of the gate, or there is nobody to tell.
+                // It goes on by leave of the gate.
                 Some(known) if known.is_free() => {}
                 None => {}
                 Some(_) if now >= standing.until => {
-                    own.overruns += 1;
                     let granted = standing.granted;
-                    let units = nanos(granted) / nanos(standing.unit).max(1);
-                    let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
-                    let used = own.over(&standing, units, now);
+                    let (used, held) = own.overran(&standing, now);
                     out.push(Effect::Emit(Report::LeaseOverrun {
                         job,
                         gpu,
@@ -88,6 +98,9 @@ impl Node {
                         granted,
                         used,
                     }));
+                    if let Some(lasts) = held {
+                        out.push(Effect::Emit(Report::LeaseDemoted { job, gpu, lasts }));
+                    }
                 }
                 Some(_) => out.push(Effect::Withdraw { job, gpu, lease }),
             }
@@ -118,6 +131,8 @@ impl Node {
             granted: own.granted,
             overruns: own.overruns,
             used_permille: (own.leaser.guard() * 1e3) as u32,
+            predictions: own.leaser.predictions().0,
+            error_permille: (own.leaser.predictions().1 * 1e3) as u32,
             standing: own
                 .standing
                 .map(|standing| (standing.job, standing.lease, standing.until)),

@@ -4,11 +4,10 @@
 //! beside online. The gate stays under all of it: while it is open no lease is needed, and what is not back when its
 //! lease is over is disabled.
 
-use crate::config::Means;
 use crate::effect::Effect;
 use crate::ids::{GpuId, JobId, LeaseId};
 use crate::job::{Job, World};
-use crate::lease::event::{Event, Iteration, Unit};
+use crate::lease::event::{Event, Grant, Iteration, Key, Unit};
 use crate::lease::share::{JOBS, Shares};
 use crate::lease::{Leaser, Leasing};
 use crate::time::{Instant, nanos};
@@ -22,9 +21,32 @@ pub(super) struct Leases {
     /// What each trainer could run next.
     pub(super) offers: Vec<(JobId, Unit)>,
     pub(super) standing: Option<Standing>,
+    /// Of each trainer that did not return in time of late.
+    strikes: Vec<Strikes>,
     pub(super) granted: u64,
     pub(super) overruns: u64,
 }
+
+/// What is known of a trainer that did not return in time.
+#[derive(Clone, Copy, Debug)]
+struct Strikes {
+    job: JobId,
+    /// Overruns, less what clean leases took back.
+    count: u32,
+    clean: u32,
+    /// Times it was demoted since it had none.
+    demotions: u32,
+    /// Until then it is held to the gate.
+    demoted: Option<Instant>,
+}
+
+/// Overruns after which a trainer is held to the gate. Ours: who is late once has had a bad moment.
+const STRIKES: u32 = 4;
+/// Leases in time that take one back. Ours: more than one overrun in so many, and a trainer is demoted in the long run.
+const CLEAN: u32 = 10;
+/// How long the first time, and twice as long each further time, up to this. Ours.
+const DEMOTED: Duration = Duration::from_secs(1);
+const DEMOTED_MOST: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standing {
@@ -33,6 +55,8 @@ pub(super) struct Standing {
     fingerprint: u64,
     pub(super) granted: Duration,
     pub(super) unit: Duration,
+    key: Key,
+    units: u32,
     /// It has the GPU.
     begins: Instant,
     pub(super) until: Instant,
@@ -46,6 +70,7 @@ impl Leases {
             shares: Shares::new(nanos(turn)),
             offers: Vec::with_capacity(JOBS),
             standing: None,
+            strikes: Vec::with_capacity(JOBS),
             granted: 0,
             overruns: 0,
         }
@@ -74,6 +99,74 @@ impl Leases {
         };
         self.leaser.step(&event, now.as_nanos());
         used
+    }
+
+    /// A lease overran. Its trainer may be gone for what it knew of its units: they took that much by the agent's clock,
+    /// whatever it says. Says for how long it is held to the gate from now on, if it is.
+    pub(super) fn overran(
+        &mut self,
+        standing: &Standing,
+        now: Instant,
+    ) -> (Duration, Option<Duration>) {
+        self.overruns += 1;
+        let used = self.over(standing, standing.units, now);
+        let ns = nanos(used) / u64::from(standing.units.max(1));
+        let key = standing.key;
+        self.leaser.step(&Event::Unit { key, ns }, now.as_nanos());
+        let strikes = self.strikes_of(standing.job);
+        strikes.count += 1;
+        strikes.clean = 0;
+        if strikes.count < STRIKES {
+            return (used, None);
+        }
+        let lasts = DEMOTED.saturating_mul(1 << strikes.demotions.min(16));
+        let lasts = lasts.min(DEMOTED_MOST);
+        strikes.demotions += 1;
+        strikes.demoted = Some(now.after(lasts));
+        // One more when it is back, and it is held for longer.
+        strikes.count = STRIKES - 1;
+        (used, Some(lasts))
+    }
+
+    /// A trainer returned in time.
+    pub(super) fn kept(&mut self, job: JobId) {
+        let Some(place) = self.strikes.iter().position(|known| known.job == job) else {
+            return;
+        };
+        let strikes = &mut self.strikes[place];
+        strikes.clean += 1;
+        if strikes.clean < CLEAN {
+            return;
+        }
+        strikes.clean = 0;
+        strikes.count = strikes.count.saturating_sub(1);
+        if strikes.count == 0 {
+            self.strikes.swap_remove(place);
+        }
+    }
+
+    fn strikes_of(&mut self, job: JobId) -> &mut Strikes {
+        let known = self.strikes.iter().position(|known| known.job == job);
+        let place = known.unwrap_or_else(|| {
+            if self.strikes.len() == JOBS {
+                self.strikes.remove(0);
+            }
+            self.strikes.push(Strikes {
+                job,
+                count: 0,
+                clean: 0,
+                demotions: 0,
+                demoted: None,
+            });
+            self.strikes.len() - 1
+        });
+        &mut self.strikes[place]
+    }
+
+    /// Until when a trainer is held to the gate because it kept running past its leases.
+    pub(super) fn demoted(&self, job: JobId, now: Instant) -> Option<Instant> {
+        let strikes = self.strikes.iter().find(|known| known.job == job)?;
+        strikes.demoted.filter(|until| now < *until)
     }
 }
 
@@ -112,29 +205,31 @@ pub(super) fn grant(
     own: &mut Leases,
     gpu: GpuId,
     next: Iteration,
-    jobs: &mut [Job],
+    jobs: &[Job],
     world: &World,
-    means: Means,
     now: Instant,
-) -> Option<(JobId, Unit, u64, crate::lease::event::Grant)> {
+) -> Option<(JobId, Unit, u64, Grant)> {
     if own.standing.is_some() {
         return None;
     }
-    let offers = &own.offers;
+    let mut shares = own.shares.clone();
     let ready = |id: u64| {
-        let offer = offers.iter().find(|offer| u64::from(offer.0.0) == id);
-        offer.is_some_and(|offer| {
-            let job = jobs.iter().find(|job| job.id == offer.0);
-            offer.1.most > 0 && job.is_some_and(|job| job.takes_lease(gpu, world, now))
+        let mut offers = own.offers.iter();
+        offers.any(|(job, unit)| {
+            let known = jobs.iter().find(|known| known.id == *job);
+            u64::from(job.0) == id
+                && unit.most > 0
+                && own.demoted(*job, now).is_none()
+                && known.is_some_and(|known| known.takes_lease(gpu, world, now))
         })
     };
-    let id = own.shares.next(ready)?;
-    let (job, unit) = *offers.iter().find(|offer| u64::from(offer.0.0) == id)?;
-    if own.leaser.slack(&next, now.as_nanos()) == 0 {
-        return None;
-    }
-    let known = jobs.iter_mut().find(|known| known.id == job)?;
-    if !known.let_in(means) {
+    let id = shares.next(ready)?;
+    own.shares = shares;
+    let offer = own.offers.iter().find(|offer| u64::from(offer.0.0) == id);
+    let (job, unit) = *offer?;
+    // It is its turn, also where it has to wait for a moment.
+    let known = jobs.iter().find(|known| known.id == job)?;
+    if !known.is_settled() {
         return None;
     }
     let grant = own.leaser.serial(&next, &unit, now.as_nanos());
@@ -143,7 +238,7 @@ pub(super) fn grant(
 
 pub(super) fn lend(
     own: &mut Leases,
-    (job, unit, fingerprint, grant): (JobId, Unit, u64, crate::lease::event::Grant),
+    (job, unit, fingerprint, grant): (JobId, Unit, u64, Grant),
     switch_ns: u64,
     gpu: GpuId,
     jobs: &mut [Job],
@@ -160,6 +255,8 @@ pub(super) fn lend(
         fingerprint,
         granted,
         unit: Duration::from_nanos(own.leaser.unit(&unit)),
+        key: unit.key,
+        units: grant.units.min(most_in(&grant, own.leaser.unit(&unit))),
         begins,
         until,
         withdrawn: false,
@@ -175,4 +272,10 @@ pub(super) fn lend(
         granted,
         until,
     }
+}
+
+/// Units that were meant to run in the time that was granted.
+fn most_in(grant: &Grant, unit_ns: u64) -> u32 {
+    let units = grant.granted_ns / unit_ns.max(1);
+    u32::try_from(units).unwrap_or(u32::MAX).max(1)
 }

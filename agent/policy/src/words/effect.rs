@@ -297,6 +297,15 @@ pub enum Report {
         /// How long it had run.
         used: Duration,
     },
+    /// A trainer has not returned in time too often: for so long no lease is given to it, and it runs by the gate alone.
+    LeaseDemoted {
+        /// Whose.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// For how long.
+        lasts: Duration,
+    },
     /// Gates hold jobs again after an ungated block.
     GatedAgain {
         /// How long they did not.

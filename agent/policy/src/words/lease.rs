@@ -62,6 +62,11 @@ pub enum LeaseEvent {
         /// Units that ran.
         units: u32,
     },
+    /// The agent leaves: whoever has a lease there, or has just returned from one, is off at once.
+    Ends {
+        /// Where.
+        gpu: GpuId,
+    },
 }
 
 impl LeaseEvent {
@@ -72,7 +77,8 @@ impl LeaseEvent {
             Self::Seen { gpu, .. }
             | Self::Offered { gpu, .. }
             | Self::Next { gpu, .. }
-            | Self::Returned { gpu, .. } => gpu,
+            | Self::Returned { gpu, .. }
+            | Self::Ends { gpu } => gpu,
         }
     }
 }

@@ -131,6 +131,10 @@ pub struct LeaseView {
     pub overruns: u64,
     /// Part of online's slack that is used, in thousandths: what was late lowers it.
     pub used_permille: u32,
+    /// Predictions of an iteration that can be compared with what it took.
+    pub predictions: u64,
+    /// By how much they are off of late, in thousandths of what it took.
+    pub error_permille: u32,
     /// The one that stands: whose, which, and when the gate shuts.
     pub standing: Option<(JobId, LeaseId, Instant)>,
 }
@@ -142,7 +146,7 @@ pub enum JobState {
     Running,
     /// A turn of `breathe_ms` beside online.
     Breathing,
-    /// It runs units between two iterations of online, or waits at its launch gate for the next lease.
+    /// It runs units between two iterations of online, or has just returned from that.
     Leased,
     /// Orders to disable are under way.
     Disabling,
