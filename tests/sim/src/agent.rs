@@ -276,6 +276,11 @@ impl<P: Play> World<P> {
                     P::told(self, pid, *order);
                 }
             }
+            Heard::Told(session, Tell::BeatsWanted) => {
+                if let Some(pid) = self.of_session(session) {
+                    P::asked_for_beats(self, pid);
+                }
+            }
             Heard::Told(..) => {}
             Heard::Late(marked) => {
                 let journal = self.agent.as_ref().map(|agent| Arc::clone(&agent.journal));
@@ -301,7 +306,7 @@ impl<P: Play> World<P> {
                 Proof::File { session, file }
             }
             Claim::Beats { session, .. } => {
-                let page = None;
+                let page = P::beats(self);
                 Proof::Beats { session, page }
             }
             Claim::Uvm { session, .. } => {

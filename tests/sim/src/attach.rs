@@ -75,6 +75,7 @@ impl<P: Play> World<P> {
                 .map_or_else(Text::default, |job| Text::name(&job.to_string())),
             library: Library {
                 takes_memory: true,
+                knows_leases: P::LEASES,
                 ..Library::default()
             },
             last_agent_generation: process.obeyed,

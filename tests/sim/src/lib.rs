@@ -15,9 +15,9 @@
 //!                                                      judge: the device's own history
 //! ```
 //!
-//! There is one world and there are two plays in it, each with its programs, its faults and its judge: [`gate`]
-//! (online bursts, decode gaps, restarts) and [`reclaim`] (memory that moves under a running engine). A judge knows the
-//! play and the device's history and nothing of the agent's beliefs. That it can see what it should is tested by
+//! There is one world and there are three plays in it, each with its programs, its faults and its judge: [`gate`]
+//! (online bursts, decode gaps, restarts), [`reclaim`] (memory that moves under a running engine) and [`lease`]
+//! (trainers that run units between two iterations of an engine). A judge knows the play and the device's history and nothing of the agent's beliefs. That it can see what it should is tested by
 //! breaking something on purpose.
 
 mod agent;
@@ -27,6 +27,7 @@ mod dice;
 pub mod gate;
 mod issue;
 mod landing;
+pub mod lease;
 mod member;
 mod method;
 mod ports;

@@ -188,6 +188,10 @@ impl PageMemory for Shared {
     fn wake_gate(&self, _slot: usize) {
         self.2.put(Heard::Woken(self.0));
     }
+
+    fn wake_lease(&self, _slot: usize) {
+        self.2.put(Heard::Woken(self.0));
+    }
 }
 
 /// The journal's words outlive every agent.

@@ -14,6 +14,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use tidegate_device::{ChannelId, EventKind, Gpu, TsgId};
 use tidegate_node::batch::Kick;
+use tidegate_node::beats::BeatRef;
 use tidegate_node::journal::Journal;
 use tidegate_node::kinds::{self, Level, Method, Switch};
 use tidegate_node::memory::MemoryOrder;
@@ -36,6 +37,8 @@ pub(crate) trait Play: Debug + Sized {
     type Own: Debug;
     /// What happens to programs.
     type Ev: Debug;
+    /// Libraries have words for leases.
+    const LEASES: bool = false;
     /// No schedule lasts longer, ns; one that does is stuck.
     const LONGEST: u64;
     /// Quiet at the end of a schedule, ns: longer than any interval of the policy.
@@ -66,6 +69,12 @@ pub(crate) trait Play: Debug + Sized {
     fn detached(_world: &mut World<Self>, _pid: usize) {}
     /// A process is told something about its memory.
     fn told(_world: &mut World<Self>, _pid: usize, _order: MemoryOrder) {}
+    /// An online process is asked for the page of its iterations.
+    fn asked_for_beats(_world: &mut World<Self>, _pid: usize) {}
+    /// That page, once it was sent.
+    fn beats(_world: &mut World<Self>) -> Option<BeatRef> {
+        None
+    }
     /// A process is in the middle of a change of its mappings.
     fn is_changing(_world: &World<Self>, _pid: usize) -> bool {
         false
