@@ -1,34 +1,37 @@
-//! Whose turn is it? Offline jobs that share GPUs run one after the other, by weight.
+//! Which of several offline jobs runs next. Jobs that share GPUs run one after the other, by weight.
 //!
-//! Jobs that share a GPU, directly or through others, form a *component*. Alone in it, a job is never held here.
-//! Otherwise at most one job has each GPU at a time, and a gang has all of its GPUs or none.
+//! Jobs that share a GPU, directly or through other jobs, form a *component*. A job that is alone in its component is
+//! never held back here. In any other component each GPU has at most one job at a time, and a gang has all of its GPUs
+//! or none. A *turn* is the quantum of the glossary: the time for which a job keeps its GPUs.
 //!
 //! ```text
 //!   a job is active   it wants to run, the gates of all its GPUs are open, nothing else holds it
 //!   v += run time x (sum of w of its user's active jobs there) / (W of the user x w)      virtual time
 //!   at every step: active jobs by (class, v at the start of an unfinished turn, else v), each takes its GPUs
-//!                  if none of them is taken; so who chose keeps them until its turn is over
+//!                  if none of them is taken; it keeps them until its turn is over
 //!   a turn is over after `turn` of run time, or once its job wants nothing more
 //! ```
 //!
-//! What a busy edge cut short keeps its turn. A job that was not active comes back as far behind the others as it was
-//! when it left, and no further: time in which it did not run because it wanted nothing, or because its gates were
-//! shut, is no credit. The class `idle` runs only where nobody else wants to.
+//! A job that a busy edge stops keeps the rest of its turn. A job that becomes active again is as far behind the others
+//! as it was when it stopped being active, and no further: it earns no credit while it wants nothing or while its gates
+//! are shut. A job of class `idle` runs only where no other job wants to run.
 //!
-//! Bound: of two active jobs with the same GPUs, v differs by at most one turn of each. The job with the least v
-//! chooses first, so it runs, and none that ran began its turn ahead of another that could have had its GPUs. Jobs with
-//! other GPUs of the component may meanwhile run on GPUs that a gang cannot use. That is no debt: their v is held
-//! within a turn of the component's least, all of those with the same GPUs moved alike.
+//! Bound: between two active jobs with the same GPUs, v differs by at most one turn of each. The job with the least v
+//! chooses first, so it runs. No running job began its turn ahead of another job that could have had its GPUs. Jobs
+//! with other GPUs of the component may meanwhile run on GPUs that a gang cannot use. They owe nothing for that: their
+//! v is kept within a turn of the component's least v, by the same amount for all jobs with the same GPUs.
 //!
-//! Where the operator asked for timeslices and all of a component can have them, its jobs run at once instead
-//! ([`at_once`]): they have no turns, and v stands still.
+//! If the operator asked for timeslices and every job of a component can have them, its jobs run at once instead
+//! ([`at_once`]): they take no turns, and v does not change.
 //!
-//! A turn is handed over by two orders: the next job is let go only once every channel of the last is known to be
-//! disabled. A job that was given up (`Unmanaged`) is not waited for: its launch gate is all there is to close.
+//! A handover takes two orders: the next job is enabled only when every channel of the previous one is known to be
+//! disabled. Nothing waits for a job that the agent has given up (`Unmanaged`): all that can be closed is its launch
+//! gate.
 //!
-//! One component of the node hands over at a time: an edge cannot take back a call that the driver is in, and without the
-//! driver's patch the calls of all GPUs wait for one lock. (Of one job on many GPUs the shell enables one at a time.) A turn
-//! whose end comes meanwhile goes on, by [`STAYS`] at most, and its job pays for that as for the rest.
+//! On a node, one component hands over at a time. An edge cannot take back a call that the driver has begun, and
+//! without the driver patch the calls of all GPUs wait for one lock. (The shell enables a job on several GPUs one GPU
+//! at a time.) A turn that ends during another component's handover goes on, by at most [`STAYS`], and its job pays for
+//! that time too.
 
 mod account;
 mod at_once;

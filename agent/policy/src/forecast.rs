@@ -1,22 +1,22 @@
-//! When will online be back? Learnt from how long it stayed away.
+//! When online will be back, learnt from how long it stayed away.
 //!
-//! Two ask: the lease policy for a trainer, and [`crate::patience`] for whatever a preemption stops.
+//! Two parts ask this: the lease policy for a trainer, and [`crate::patience`] for what a preemption stops.
 //!
-//! A trainer that stops at the end of its unit, or is stopped by the gate in the middle of one,
-//! costs online at most `delay` at its return. It is let in at the first idle age at which that
-//! cost, times the chance that online stays away for so long, is within the budget: then the mean
-//! delay over all returns is. Most idle times of an engine under load are decode gaps, which are
-//! short; those that outlast them are worth their price.
+//! A trainer that stops at the end of its unit, or that the gate stops in the middle of one,
+//! costs online at most `delay` at its return. It may start at the first idle age at which that
+//! cost, times the probability that an idle time lasts that long, is within the budget: then the mean
+//! delay over all returns is too. Most idle times of an engine under load are decode gaps, which are
+//! short; an idle time that outlasts them is worth its cost.
 //!
-//! Idle times to come are not those that were: a client whose requests bunch together makes what was
-//! learnt too bold for minutes. So the delays are also counted as they come. Every return earns the
-//! budget and pays its delay, and where less is left than one delay, the chance that may be taken
-//! shrinks with it. Then the mean over all returns is within the budget whatever they do, but for a
+//! Future idle times differ from past ones: if a client's requests arrive in bunches, what was
+//! learnt is too bold for minutes. So the delays themselves are also counted. Every return adds to the
+//! budget and pays its delay, and if less than one delay is left, the accepted probability
+//! shrinks in proportion. The mean over all returns is then within the budget whatever they do, except for a
 //! delay or two.
 //!
-//! The idle times are kept as counts in eighths of octaves. A place's count stands for its whole
-//! width, so that every answer errs to online's side, by at most 9 %. Once [`KEPT`] are counted all
-//! are halved: what was learnt fades.
+//! The idle times are kept as counts in eighths of octaves. A bucket counts as its whole
+//! width, so that every answer errs in online's favour, by at most 9 %. Once [`KEPT`] are counted, all
+//! counts are halved: what was learnt fades.
 
 /// Idle times counted before anything is said.
 pub const LEAST: u64 = 32;

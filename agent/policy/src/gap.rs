@@ -1,15 +1,15 @@
-//! How long must online be idle before offline may wake? Twice its longest decode gap.
+//! How long online must be idle before offline may wake: twice its longest decode gap.
 //!
-//! A *decode gap* is the idle time between two iterations of the same request. Other idle times are
-//! *pauses*: learning those as gaps costs 5 to 16 % of the harvest on bursty traces. Which is which:
+//! A *decode gap* is the idle time between two iterations of the same request. Any other idle time is a *pause*:
+//! learning pauses as gaps costs 5 to 16 % of the harvest on bursty traces. They are distinguished as follows:
 //!
 //! - with lifecycle hints: a request was in flight from the gap's start to its end;
 //! - without: the launch pattern before and after is the same iteration (the same graph and at most
 //!   [`MERGED`] times the launches, or, where no graph is launched, the same launch count within
-//!   10 %) and repeated [`Learning::repeats`] times in a row at least once. A pattern that did is *known*, and its gaps count at once from
-//!   then on; the gaps of the run that made it known count in retrospect. A prefill between two
+//!   10 %), and has repeated at least [`Learning::repeats`] times in a row once. Such a pattern is *known*: its gaps
+//!   count at once from then on, and the gaps of the run that made it known count in retrospect. A prefill between two
 //!   requests breaks the run, and so does the pause before it. Once a process is known to decode
-//!   with graphs, an iteration without one is a prefill: of requests that want a single token there
+//!   with graphs, an iteration without one is a prefill: if requests want a single token, there
 //!   may be many in a row, with pauses between them.
 //!
 //! ```text
@@ -18,18 +18,19 @@
 //! ```
 //!
 //! The estimate is the longest gap of the last 60 s and of the last 65 536 gaps, whichever reach
-//! further back: a scheduler's longest gaps are one in a thousand or rarer, and a window that holds
-//! none of them would wake offline inside the next. For the same reason few gaps say little: before
-//! [`Learning::warm_up`] of them the cooldown is the longest allowed, and of n gaps it is at least
-//! sqrt(warm_up / n) of that, which with gaps of that kind reaches them after they have been seen.
-//! Gaps shorter than the prober's period mostly go unseen, and a decoding engine's may all be. Its library then counts
-//! [`Turns`]: iterations between which no round of the prober saw it idle, and how far apart these rounds were. Each is
-//! a decode gap shorter than that. Of an engine that had [`Learning::repeats`] turns and more, an idle time after which
-//! it goes on with few launches for its first iteration is a decode gap, however many iterations there were on its sides;
-//! one after which it begins otherwise is a pause.
+//! further back: a scheduler's longest gaps are one in a thousand or rarer, and a window without such a gap
+//! would wake offline inside the next one. For the same reason few gaps say little: before
+//! [`Learning::warm_up`] gaps the cooldown is the longest allowed, and after n gaps it is at least
+//! sqrt(warm_up / n) of that. It thus comes down to the measured gaps only after rare ones have been seen.
 //!
-//! A gap that outlasted the cooldown, so that offline woke inside it, is a
-//! *violation*: the estimate becomes that gap at once and decays back over the window, because a
+//! The prober misses most gaps that are shorter than its period, and for a decoding engine it may miss all of them. The
+//! library then counts [`Turns`]: iterations between which no round of the prober saw it idle, and how far apart these
+//! rounds were. Each is a decode gap shorter than that distance. For an engine with [`Learning::repeats`] such
+//! iterations or more, an idle time is a decode gap if the engine goes on with few launches for its first iteration,
+//! however many iterations there were before and after; otherwise it is a pause.
+//!
+//! A gap that outlasts the cooldown, so that offline wakes inside it, is a
+//! *violation*: the estimate becomes that gap at once and decays over the window, because a
 //! pause that looks like a gap must not cost a whole window of harvest each time.
 //!
 //! Invariant: a reported longest gap is at least the longest in the window and at most 1 % above it.

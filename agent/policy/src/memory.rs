@@ -1,23 +1,23 @@
-//! Who gets which memory: online's demands, and the offline jobs they are met from.
+//! Who gets which memory: what online demands, and which offline jobs it is taken from.
 //!
 //! ```text
 //!   use, demands                       ledger   who holds each byte of a GPU
 //!        | MemoryEvent                 reserve  online's reservation: what it wants mapped
 //!        v                             select   which stripes cost least
-//!   Node::step --> Memory              reclaim  one job: hold, disable, move, let go
-//!        |                             books    its ranks, and what was taken of it
+//!   Node::step --> Memory              reclaim  one job: hold, disable, move, release
+//!        |                             books    its ranks, and what was taken from it
 //!        v Effect
 //!   hold, prepare, move, map, answer
 //! ```
 //!
-//! A demand is met from what is free, at once; else stripes are taken from the job that loses the
-//! fewest tokens by it, of several on a GPU as [`weigh`] says. No demand of a cache waits for longer than the deadline of a reclaim, an allocation
-//! waits through several, and no job is waited for. What is free and wanted by nobody is restored: to a job whose
-//! channels are disabled anyway, or, at most once per interval, to one that runs while online is
-//! idle.
+//! Free memory meets a demand at once. Otherwise stripes are taken from the job that loses the fewest tokens by it, or,
+//! if several jobs share the GPU, from the one that [`weigh`] names. A demand for a cache waits no longer than the
+//! deadline of one reclaim. An allocation may wait through several, and no demand waits for a particular job. Memory
+//! that is free and that nobody wants is restored: to a job whose channels are disabled anyway, or, at most once per
+//! interval, to a job that runs while online is idle.
 //!
-//! Invariants: nothing is promised that is not free; sums are the ledger's. Like the gate, all this
-//! is settled from what is known and `now`, after every event.
+//! Invariants: only free memory is promised, and the ledger keeps all sums. Like the gate, all of this is settled from
+//! the current state and `now`, after every event.
 
 mod books;
 mod hear;

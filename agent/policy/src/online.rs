@@ -1,19 +1,18 @@
-//! Which online processes are busy where, since when, and what their gaps teach.
+//! Which online processes are busy on which GPU, since when, and what their gaps teach.
 //!
-//! A process says busy and idle in words that only it writes, so every stamp of it is read as at
-//! most `now` and never as older than the edge before it: a lying process can move its own gaps
-//! and nothing else. Activity is taken from readings of those words, not
-//! from edges, so a doorbell that was coalesced or lost costs time and no truth: the generation in
-//! the word tells how many edges came and went unseen.
+//! Only the process writes the words that say busy and idle. Each of its time stamps is therefore read as at most
+//! `now`, and never as older than the edge before it: a process that lies changes its own gaps and nothing else.
+//! Activity comes from readings of those words, not from edges. A doorbell that is coalesced or lost costs time, but
+//! the reading is right: the generation in the word says how many edges were missed.
 //!
-//! An engine may also say that requests are in flight. The first of them shuts an open gate before its
-//! first kernel, and none of the gaps between their iterations opens it. Such word is cheap, so it counts for
-//! as long as work follows: a process that says so and then works on no GPU for `frozen_after` is doubted,
-//! and so is one whose last request ended without work. Its word counts again once it has worked.
+//! An engine may also report that requests are in flight. The first of them shuts an open gate before its first kernel,
+//! and no gap between their iterations opens it. Such a report costs the process nothing, so it counts only as long as
+//! work follows. A process that reports requests and then works on no GPU for `frozen_after` is doubted, and so is one
+//! whose last request ended without work. Its reports count again once it has worked.
 //!
-//! The other way round, a process whose gaps need no cooldown, since it says when requests come, may work on something
-//! it said nothing of: an engine whose hook does not see every request, or a word that is stuck. It counts as one that
-//! says nothing from there on, until it says that the next request is in flight.
+//! The opposite also happens. A process that reports its requests, and whose gaps therefore need no cooldown, may work
+//! on something that it did not report: its hook misses some requests, or a word is stuck. From then on it counts as a
+//! process that reports nothing, until it reports the next request.
 
 use crate::budget::Worked;
 use crate::config::{Learning, Suspects};

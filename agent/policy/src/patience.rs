@@ -1,28 +1,29 @@
-//! How long must online be idle before its users may be made to wait for offline at its return?
+//! The idle threshold: how long online must be idle before offline may make its users wait at its return.
 //!
-//! A gap between two iterations is told from a pause by its length ([`crate::gap`]). That says when offline
-//! may run without being stopped for every token. It does not say what the preemption at the end of the
-//! pause costs: online's next launch waits for it, and so does somebody's first token. Where an operator
-//! says how much of that he accepts ([`Slo`]), half of it is for preemptions, the rest for memory:
+//! The length of a gap distinguishes a gap between two iterations from a pause ([`crate::gap`]). That decides when
+//! offline can run without being stopped at every token. It does not say what the preemption at the end of the pause
+//! costs: online's next launch waits for it, and so does a user's first token. If the operator says how much of that is
+//! accepted ([`Slo`]), half of it is spent on preemptions and the rest on memory:
 //!
 //! ```text
 //!   allowed = share of ttft x time of prompts / returns / 2      per return, over the budget's window
 //!   wait    = the first idle age at which  cost x P(online stays away for so long) <= allowed
 //! ```
 //!
-//! Where more than that was spent in the window less is allowed, and nothing where twice as much was: what long prompts
-//! earned is not for the returns of short ones.
+//! If the window has spent more than that, less is allowed, and if it has spent twice as much, nothing is: what long
+//! prompts earned must not be spent on the returns of short ones.
 //!
-//! The cost is the mean of what launches waited for preemptions: an engine that says when requests come waits for
-//! none, and then the wait is zero. To know that, no preemption is needed: what such an engine would have waited is what
-//! one takes beyond the time from its word to its launch, whenever it finds the GPU free. The chance is that of a
-//! [`Forecast`] of this GPU, which also counts what was spent, so that the mean is kept to when traffic changes.
+//! The cost is the mean time that launches waited for preemptions. An engine that reports its requests waits for none,
+//! and its threshold is zero. No preemption is needed to learn this: whenever such an engine finds the GPU free, what
+//! it would have waited is the length of a preemption less the time from its report to its launch. The probability
+//! comes from a [`Forecast`] for this GPU, which also counts what was spent, so that the mean holds when traffic
+//! changes.
 //!
-//! Half, because the books count a delay once, and requests that come while a late prompt is read are late too: of the
-//! 24 scenarios of seed 7, with a switch of 1.1 ms, 23 kept their bounds with a half, 22 with 60 %, 20 with 75 and with
-//! 95 % (seed 24 was looked at afterwards only).
+//! Half, because the accounts count a delay once, while requests that arrive as a late prompt is read are late too: of
+//! the 24 scenarios of seed 7, with a switch of 1.1 ms, 23 kept their bounds with a half, 22 with 60 %, 20 with 75 and
+//! with 95 % (seed 24 was looked at afterwards only).
 //!
-//! Invariant: the wait is at most [`LONGEST`], so that offline runs where online is idle.
+//! Invariant: the threshold is at most [`LONGEST`], so that offline runs where online is idle.
 
 use crate::budget::Budget;
 use crate::config::Slo;

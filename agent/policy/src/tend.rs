@@ -1,18 +1,19 @@
-//! Whether an offline job gets what it was promised where it is, and what is done about it when it does not.
+//! Whether an offline job gets what it was promised on its node, and what happens if it does not.
 //!
-//! A job has an SLA: a share of its throughput with the GPUs to itself. What it gets is judged window by window:
+//! A job has an SLA: a share of the throughput that it would have with the GPUs to itself. Its throughput is judged
+//! window by window:
 //!
 //! ```text
 //!   strike   a whole window below the SLA, by more than the tolerance
-//!   evict    as many strikes in a row, nothing better to be expected here, enough somewhere else,
-//!            the job's and the node's caps not reached, and the engine may start it again
-//!   report   the same, and one of the last three is not so: the job stays where it is
+//!   evict    as many strikes in a row as configured, and: nothing better to be expected here, enough on another node,
+//!            the job's and the node's limits not reached, and the engine may start it again
+//!   report   as many strikes, but one of the last three conditions does not hold: the job stays
 //! ```
 //!
-//! Each window also teaches a [`Correction`] of what [`crate::placement`] says of that kind of job here, so the node
-//! stops saying too much. A job that was evicted has a [`Hold`] on the node: it does not come back while that stands.
-//! In constant conditions it never comes back, for the node would have to promise more than it did by as much as it
-//! was short of the SLA. Nothing is kept in here: the caller keeps the few numbers, and says what time it is.
+//! Each window also teaches a [`Correction`] of what [`crate::placement`] predicts for that kind of job here, so that
+//! the node stops promising too much. An evicted job has a [`Hold`] on the node: it does not return while the hold
+//! stands. In constant conditions it never returns, because the node would have to promise more than before by as much
+//! as it fell short of the SLA. Nothing is stored here: the caller keeps the few numbers, and passes the time.
 
 use crate::placement::Wrong;
 use crate::time::Instant;

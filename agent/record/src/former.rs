@@ -1,7 +1,7 @@
-//! Recordings of format 2, which said *take*, *give back* and *prepare* where agent and library now say *reclaim*,
+//! Recordings of format 2. They say *take*, *give back* and *prepare* for what the agent and the library call *reclaim*,
 //! *restore* and *check*.
 
-/// What format 2 said, and what format 3 says.
+/// The words of format 2, and those of format 3.
 const WORDS: [(&str, &str); 4] = [
     ("Prepare {", "Check {"),
     ("direction: Take", "direction: Reclaim"),

@@ -1,4 +1,4 @@
-//! What a node is told of processes, orders and operators, as the numbers of a recording's lines.
+//! Events about processes, orders and operators as lines of a recording.
 
 use crate::fields::rows;
 use tidegate_policy::event::Event;
@@ -32,7 +32,7 @@ rows! {
     "absent" Absent { lasted }
     "ungate" Ungate { until }
     "tick" Tick {}
-    // They have lines of their own.
+    // Their rows are in `memory` and `lease`.
     else Event::Memory(_) | Event::Lease(_)
 }
 

@@ -1,4 +1,4 @@
-//! What a node is told of leases, as the numbers of a recording's lines.
+//! Events about leases as lines of a recording.
 
 use crate::fields::{Field, Fields, rows};
 use tidegate_policy::lease::Leasing;

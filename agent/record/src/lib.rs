@@ -1,10 +1,10 @@
-//! A node's decisions, recorded as they were made, and made again from what it was told.
+//! Records the decisions of a node, and makes them again from the recording.
 //!
-//! `tidegate-agent --record FILE` writes every event that its policy takes and every effect that the
-//! policy answers with. The policy is a function of its settings and those events, so replaying them
+//! `tidegate-agent --record FILE` writes every event that the policy takes and every effect that it
+//! answers with. The policy is a function of its settings and those events, so replaying them
 //! must give the same effects in the same order, to the last field: [`replay`] checks that. A
-//! recording from a machine where something went wrong can so be looked at, and changed rules tried
-//! on it, anywhere.
+//! recording from a machine on which something went wrong can therefore be inspected on any other machine, and changed
+//! rules can be tried on it.
 //!
 //! ```text
 //!   tidegate-decisions 4 GPUS STARTED            first line
@@ -51,12 +51,12 @@ pub enum DecisionsError {
     /// It cannot be read.
     #[error("cannot read the recording")]
     Read(#[from] std::io::Error),
-    /// A line that is none of a recording.
+    /// A line that does not belong to a recording.
     #[error("line {line}: not a recording of this version: {text:?}")]
     Format {
         /// From 1.
         line: usize,
-        /// What stands there.
+        /// The line.
         text: String,
     },
     /// Lines are missing.
@@ -81,14 +81,14 @@ pub enum DecisionsError {
     },
 }
 
-/// What a recording has, in order.
+/// One entry of a recording.
 #[derive(Debug)]
 pub enum Entry<'a> {
     /// What the policy was told.
     Event(&'a Event<'a>),
-    /// It goes on with other settings.
+    /// Other settings are in force from here on.
     Configured,
-    /// What it answered.
+    /// What the policy answered.
     Effect(&'a Effect),
 }
 
@@ -118,8 +118,8 @@ pub fn write_event(out: &mut impl Write, event: &EventLine) -> std::io::Result<(
     writeln!(out, "{event}")
 }
 
-/// One event as its line, without the end. To make one of the gate allocates nothing: it holds the numbers. One of
-/// memory, which carries lists, is written out at once.
+/// One event as its line, without the line end. An event of the gate is kept as numbers and allocates nothing. An event
+/// about memory contains lists, and is formatted at once.
 #[derive(Clone, Debug)]
 pub struct EventLine(Line);
 
@@ -135,7 +135,7 @@ enum Line {
 }
 
 impl EventLine {
-    /// What the policy was told at `now`.
+    /// The line of an event that the policy takes at `now`.
     #[must_use]
     pub fn of(event: &Event<'_>, now: Instant) -> Self {
         if let Event::Memory(event) = event {

@@ -1,7 +1,7 @@
-//! What the policy was told about memory, as a line of a recording, and from one.
+//! Events about memory as lines of a recording.
 //!
-//! Fields are numbers. A list is its length and its members, what may be missing a list of none or
-//! one. A stripe is whether it is backed, its handles and its blocks.
+//! Every field is a number. A list is its length, then its members. An optional field is a list of at most
+//! one member. A stripe is whether it is backed, then its handles, then its blocks.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use tidegate_policy::layout::{Layout, Stripe};
 use tidegate_policy::memory::MemoryEvent;
 use tidegate_policy::time::Instant;
 
-/// What names of these events begin with.
+/// The names of these events begin with this.
 pub(super) const PREFIX: &str = "memory_";
 
 /// The line of one event, without its end.

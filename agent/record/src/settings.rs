@@ -9,13 +9,13 @@ use tidegate_policy::time::nanos;
 
 use super::lease;
 
-/// Settings as numbers: of the gate, then of memory, of turns, and the SLO. Those of leases follow where there are any.
+/// The number of settings: of the gate, then of memory, of turns, and the SLO. Settings of leases follow if there are any.
 pub(super) const CONFIG_FIELDS: usize = 29;
 /// With leases.
 const WITH_LEASES: usize = CONFIG_FIELDS + lease::LEASING_FIELDS;
-/// Before several jobs took turns.
+/// As above, in recordings from before jobs took turns.
 pub(super) const FIELDS_BEFORE_TURNS: usize = 25;
-/// Before an SLO was said.
+/// As above, in recordings from before there was an SLO.
 pub(super) const FIELDS_BEFORE_SLO: usize = 27;
 
 pub(super) fn config_fields(config: &Config) -> Vec<u64> {
@@ -149,7 +149,7 @@ pub(super) fn config_of(fields: &[u64]) -> Option<Config> {
                 _ => return None,
             },
             turn: span(fields[26]),
-            // It changes what is shown, and no effect.
+            // It changes what is displayed, but no effect.
             ..Fair::default()
         },
     })
