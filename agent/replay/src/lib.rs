@@ -13,8 +13,8 @@
 //! * [`estimate`]: the trace on one GPU, alone;
 //! * [`spec`], [`run`], [`record`], [`pair`]: two workloads on one GPU under a policy, what came of
 //!   it, and what it cost online;
-//! * [`trainer`], [`tuning`], [`run::beside`], [`slo`]: a finetuning job beside online, under ours and the
-//!   published schedulers, and whether what was promised was kept;
+//! * [`trainer`], [`tuning`], [`run::beside`], [`slo`], [`comparison`]: a finetuning job beside online, under ours and
+//!   the published schedulers, and whether what was promised was kept;
 //! * [`hardware`] and [`costs`]: what things take, each figure with its source; [`calibration`] and [`iteration`]:
 //!   the same from somebody's tables;
 //! * [`scenarios`], [`draw`], [`cases`], [`evaluation`], [`sweep`]: whole tables of such runs, of pairs that
@@ -33,6 +33,7 @@ mod bits;
 pub mod calibration;
 pub mod cases;
 pub mod clock;
+pub mod comparison;
 pub mod compute;
 pub mod costs;
 pub mod draw;
@@ -51,6 +52,7 @@ pub mod memory;
 pub mod names;
 pub mod pair;
 pub mod placing;
+pub mod plan;
 pub mod policies;
 pub mod queue;
 pub mod record;

@@ -15,7 +15,7 @@ mod stripes;
 mod uvm;
 
 use crate::kv::BLOCK_TOKENS;
-use crate::run::Alone;
+use crate::plan::Alone;
 use crate::spec::{Memory, Spec};
 
 pub use policy::{NEVER, Policy};

@@ -1,12 +1,16 @@
 //! Who decides in a world: two policies, one for the GPU's time and one for its memory; the agent, for
 //! both; or the agent for memory, under another policy's gate.
 
-use crate::compute::{self, Command, Event, NEVER};
+use crate::compute::{
+    self, Command, Event, NEVER, channel, gpreempt, kernel_preempt, layer_preempt, no_control,
+    oracle, standalone, temporal_share,
+};
 use crate::memory::{self, Pool, Wants};
+use crate::plan::Alone;
 use crate::record::CooldownRecord;
-use crate::run::Alone;
 use crate::spec::{Compute, Spec};
 use crate::tidegate::Tidegate;
+use std::time::Duration;
 use tidegate_policy::placement::Slice;
 
 /// Those who decide.
@@ -32,6 +36,29 @@ pub enum Policies {
     },
 }
 
+/// Who decides about the GPU's time under `spec`.
+#[must_use]
+pub fn make_compute(spec: &Spec, alone: Option<&Alone>) -> Box<dyn compute::Policy> {
+    let costs = &spec.costs;
+    let longest_gap = alone.map_or(Duration::ZERO, |alone| alone.longest_gap);
+    match spec.compute {
+        // One engine has nobody to share the GPU with: `run` has its iterations.
+        Compute::Standalone | Compute::OneEngine(_) => Box::new(standalone::Standalone),
+        Compute::NoControl => Box::new(no_control::NoControl::new(costs)),
+        Compute::KernelPreempt => Box::new(kernel_preempt::KernelPreempt),
+        Compute::LayerPreempt => Box::new(layer_preempt::LayerPreempt),
+        Compute::GPreempt => Box::new(gpreempt::GPreempt::new(costs)),
+        Compute::TemporalShare(every) => Box::new(temporal_share::TemporalShare::new(every)),
+        Compute::Channel => Box::new(channel::Channel::with_cooldown(costs, longest_gap)),
+        Compute::ChannelNoCooldown => {
+            Box::new(channel::Channel::with_cooldown(costs, Duration::ZERO))
+        }
+        Compute::Tidegate | Compute::TidegateHints => Box::new(Tidegate::gate(spec)),
+        Compute::Oracle => Box::new(oracle::Oracle::at_most_once(costs, alone)),
+        Compute::OracleUnlimited => Box::new(oracle::Oracle::unlimited(costs, alone)),
+    }
+}
+
 /// Whether online can submit an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
@@ -51,12 +78,12 @@ impl Policies {
                 Self::Tidegate(Box::new(Tidegate::whole(spec)))
             }
             _ if agents && spec.compute != Compute::Standalone => Self::Under {
-                compute: compute::make(spec, alone),
+                compute: make_compute(spec, alone),
                 agent: Box::new(Tidegate::under(spec)),
                 said: Vec::new(),
             },
             _ => Self::Apart {
-                compute: compute::make(spec, alone),
+                compute: make_compute(spec, alone),
                 memory: memory::make(spec, alone, horizon),
             },
         }

@@ -6,16 +6,14 @@
 
 pub mod beside;
 mod one_engine;
-mod plan;
 mod slots;
 mod world;
 
 use crate::kv::blocks_of;
 use crate::memory::oracle::HORIZONS;
+use crate::plan::Alone;
 use crate::record::Outcome;
 use crate::spec::{Compute, Memory, Spec, SpecError};
-
-pub use plan::{Alone, Demand, Stretch};
 
 /// Checks what a run takes for granted.
 ///

@@ -21,10 +21,7 @@ pub mod harli;
 pub mod llmstation;
 pub mod mcgill;
 pub mod oracle;
-pub mod page;
-pub mod rows;
 pub mod static_mps;
-pub mod table;
 pub mod temporal;
 pub mod tidegate;
 

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidegate_replay::pair::{Interference, interference};
+use tidegate_replay::plan::Alone;
 use tidegate_replay::record::Outcome;
-use tidegate_replay::run::{self, Alone};
+use tidegate_replay::run;
 use tidegate_replay::spec::{Compute, FIGURE_10, Memory, Spec};
 
 /// Pairs whose online memory is bursty too.

@@ -15,21 +15,22 @@ use recorded::full;
 use returns::mean_delay;
 use tidegate_device::sharing::Contention;
 use tidegate_policy::lease::slo::Promise;
+use tidegate_replay::comparison::rows::Row;
+use tidegate_replay::comparison::table::{Cell, Ground, csv, evaluate};
 use tidegate_replay::costs::Costs;
 use tidegate_replay::engine::Limits;
 use tidegate_replay::gap::VLLM;
 use tidegate_replay::generator::CONVERSATION;
 use tidegate_replay::hardware::{H200, Model};
+use tidegate_replay::plan::Alone;
 use tidegate_replay::record::SpanKind;
+use tidegate_replay::run;
 use tidegate_replay::run::beside::{self, Disturbance, Platform, Setting};
-use tidegate_replay::run::{self, Alone};
 use tidegate_replay::slo::Set;
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
 use tidegate_replay::sweep::cores;
 use tidegate_replay::trace::{self, Lengths};
 use tidegate_replay::trainer::Finetune;
-use tidegate_replay::tuning::rows::Row;
-use tidegate_replay::tuning::table::{Cell, Ground, csv, evaluate};
 
 fn specs() -> Vec<Spec> {
     recorded::workloads()

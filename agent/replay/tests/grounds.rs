@@ -11,17 +11,18 @@ mod recorded;
 use std::sync::Arc;
 
 use tidegate_device::sharing::Contention;
+use tidegate_replay::comparison::rows::Row;
 use tidegate_replay::costs::Costs;
 use tidegate_replay::engine::Limits;
 use tidegate_replay::gap::VLLM;
 use tidegate_replay::hardware::{A100, Gpu, H200, Model};
+use tidegate_replay::plan::Alone;
+use tidegate_replay::run;
 use tidegate_replay::run::beside::{self, Disturbance, Platform, Setting, Tuned};
-use tidegate_replay::run::{self, Alone};
 use tidegate_replay::slo::{Latencies, Set};
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
 use tidegate_replay::trace::{Lengths, Trace, read};
 use tidegate_replay::trainer::Finetune;
-use tidegate_replay::tuning::rows::Row;
 
 /// Chat of medium length, many single tokens among it (ServeGen, the client with the highest rate of those had).
 const CLIENT: &str = "servegen_mmid_c90_a.csv.gz";

@@ -13,6 +13,7 @@ use serde_json::Value;
 use tidegate_agent::config::rise;
 use tidegate_policy::config::Slo;
 use tidegate_replay::calibration::Calibration;
+use tidegate_replay::comparison::table::class;
 use tidegate_replay::costs::Costs;
 use tidegate_replay::draw::{self, Half};
 use tidegate_replay::engine::Limits;
@@ -25,7 +26,6 @@ use tidegate_replay::scenarios::{self, FACTOR};
 use tidegate_replay::spec::{Batching, Compute, Memory, Offline, Online, Spec};
 use tidegate_replay::timeline::Timeline;
 use tidegate_replay::trace::{Cut, Lengths, Trace, read_cut, read_lengths};
-use tidegate_replay::tuning::table::class;
 
 /// What to replay, and what to write.
 #[derive(Debug, clap::Args)]

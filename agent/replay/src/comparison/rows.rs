@@ -6,20 +6,20 @@
 use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::lease::{Leaser, Leasing};
 
-use super::chunked::{self, Chunked};
-use super::fine_infer::{self, FineInfer};
-use super::flexllm::FlexLlm;
-use super::gate::Gate;
-use super::harli::Harli;
-use super::llmstation::LlmStation;
-use super::mcgill::McGill;
-use super::oracle::Oracle;
-use super::static_mps::{self, StaticMps};
-use super::temporal::Temporal;
-use super::tidegate::Tidegate;
-use super::{Idle, Policy, Seen, Truth};
-use crate::run::Alone;
+use crate::plan::Alone;
 use crate::run::beside::{Platform, Setting};
+use crate::tuning::chunked::{self, Chunked};
+use crate::tuning::fine_infer::{self, FineInfer};
+use crate::tuning::flexllm::FlexLlm;
+use crate::tuning::gate::Gate;
+use crate::tuning::harli::Harli;
+use crate::tuning::llmstation::LlmStation;
+use crate::tuning::mcgill::McGill;
+use crate::tuning::oracle::Oracle;
+use crate::tuning::static_mps::{self, StaticMps};
+use crate::tuning::temporal::Temporal;
+use crate::tuning::tidegate::Tidegate;
+use crate::tuning::{Idle, Policy, Seen, Truth};
 
 /// Margins that are tried with those who plan a pass up to its budget, thousandths. They give none, and without one
 /// what lies between two passes makes them late; ours has the latter ([`leasing`]).

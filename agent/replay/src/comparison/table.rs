@@ -11,9 +11,10 @@ use tidegate_device::sharing::Contention;
 use tidegate_policy::lease::slo::Promise;
 
 use super::rows::Row;
+use crate::plan::Alone;
 use crate::record::Span;
+use crate::run;
 use crate::run::beside::{self, Disturbance, Platform, Setting, Tuned, Way};
-use crate::run::{self, Alone};
 use crate::slo::{Latencies, Set};
 use crate::spec::{Compute, Memory, Spec, SpecError};
 use crate::sweep::in_parallel;

@@ -12,7 +12,7 @@ use crate::baselines::COOLDOWN_GAPS;
 use crate::costs::Costs;
 
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(crate) struct Channel {
     cooldown: u64,
     probe: u64,
     edge: u64,

@@ -9,7 +9,7 @@ use super::policy::{Boundary, Command, Event, Policy, ns};
 use crate::costs::Costs;
 
 #[derive(Debug)]
-pub(super) struct GPreempt {
+pub(crate) struct GPreempt {
     switch: u64,
 }
 

@@ -8,7 +8,7 @@ use super::policy::{Boundary, Command, Event, Policy};
 use crate::baselines::KERNELS_IN_FLIGHT;
 
 #[derive(Debug)]
-pub(super) struct KernelPreempt;
+pub(crate) struct KernelPreempt;
 
 impl Policy for KernelPreempt {
     fn step(&mut self, event: Event, _now: u64, out: &mut Vec<Command>) {

@@ -6,7 +6,7 @@
 use super::policy::{Boundary, Command, Event, Policy};
 
 #[derive(Debug)]
-pub(super) struct LayerPreempt;
+pub(crate) struct LayerPreempt;
 
 impl Policy for LayerPreempt {
     fn step(&mut self, event: Event, _now: u64, out: &mut Vec<Command>) {

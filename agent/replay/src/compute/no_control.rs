@@ -5,7 +5,7 @@ use crate::baselines::TIMESLICE;
 use crate::costs::Costs;
 
 #[derive(Debug)]
-pub(super) struct NoControl {
+pub(crate) struct NoControl {
     switch: u64,
 }
 

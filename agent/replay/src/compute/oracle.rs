@@ -17,10 +17,10 @@ use std::collections::VecDeque;
 
 use super::policy::{Boundary, Command, Event, NEVER, Policy, ns};
 use crate::costs::Costs;
-use crate::run::{Alone, Stretch};
+use crate::plan::{Alone, Stretch};
 
 #[derive(Debug)]
-pub(super) struct Oracle {
+pub(crate) struct Oracle {
     /// Let in then, and told to go then.
     plan: VecDeque<(u64, u64)>,
     inside: bool,

@@ -3,7 +3,7 @@
 use super::policy::{Command, Event, Policy};
 
 #[derive(Debug)]
-pub(super) struct Standalone;
+pub(crate) struct Standalone;
 
 impl Policy for Standalone {
     fn step(&mut self, _event: Event, _now: u64, _out: &mut Vec<Command>) {}

@@ -7,7 +7,7 @@
 use super::policy::{Boundary, Command, Event, Policy};
 
 #[derive(Debug)]
-pub(super) struct TemporalShare {
+pub(crate) struct TemporalShare {
     every: u32,
     since: u32,
     turn: bool,

@@ -23,7 +23,7 @@ use super::policy::{NEVER, Policy};
 use super::pool::{Pool, Wants, whole};
 use super::stripes::{Stripes, Taken};
 use crate::costs::HANDLE_BYTES;
-use crate::run::{Alone, Demand};
+use crate::plan::{Alone, Demand};
 use crate::spec::Spec;
 
 /// How far the oracle looks ahead, in ns of online's idle time; `None` lends.

@@ -7,12 +7,12 @@
 //! Against Tidegate it is kind: every batch request is of online's model, whatever the scenario says, and the client's
 //! cap is the one for the whole run that the case names.
 
-use super::plan::Alone;
 use super::world::{gap, store};
 use crate::batch::{Batch, Progress, Spare};
 use crate::clock::Time;
 use crate::costs::ns;
 use crate::kv::BLOCK_TOKENS;
+use crate::plan::Alone;
 use crate::record::{Outcome, Request, Span, SpanKind};
 use crate::spec::Spec;
 use std::time::Duration;

@@ -14,7 +14,6 @@ mod online;
 pub(super) use online::gap;
 use std::time::Duration;
 
-use super::plan::{Alone, Demand, Stretch};
 use super::slots::{Slot, Slots};
 use crate::batch::{Batch, Iteration, Progress, Spare, Store};
 use crate::clock::Time;
@@ -22,6 +21,7 @@ use crate::compute::{Boundary, Command, Event};
 use crate::costs::HANDLE_BYTES;
 use crate::kv::{BLOCK_TOKENS, Blocks};
 use crate::memory::{self, Pool};
+use crate::plan::{Alone, Demand, Stretch};
 use crate::policies::Policies;
 use crate::record::{Outcome, Request, Span, SpanKind};
 use crate::spec::{Memory, Spec};

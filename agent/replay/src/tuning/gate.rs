@@ -4,7 +4,8 @@
 //! trainer let in runs after its restore, one told to go is off after its save, and online waits.
 
 use crate::compute::{self, Boundary, Command, Event};
-use crate::run::Alone;
+use crate::plan::Alone;
+use crate::policies::make_compute;
 use crate::spec::Spec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl Gate {
     #[must_use]
     pub fn new(spec: &Spec, alone: &Alone) -> Self {
         Self {
-            compute: compute::make(spec, Some(alone)),
+            compute: make_compute(spec, Some(alone)),
             commands: Vec::new(),
             state: State::Off,
             ran_ns: 0,

@@ -17,10 +17,10 @@ use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::lease::{Leaser, Leasing};
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
+use tidegate_replay::comparison::rows::Row as RowOf;
 use tidegate_replay::run::alone;
 use tidegate_replay::run::beside::{Disturbance, Platform, Setting, run};
 use tidegate_replay::trainer::Finetune;
-use tidegate_replay::tuning::rows::Row as RowOf;
 use tidegate_tests::monotonic_ns;
 use tidegate_text::rng::Rng;
 
