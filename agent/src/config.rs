@@ -10,6 +10,7 @@
 
 mod fits;
 mod load;
+mod log_filter;
 mod nearest;
 mod origin;
 mod rules;
@@ -23,6 +24,7 @@ mod watching;
 
 pub use fits::pool_of;
 pub use load::{Change, FILE, Loaded, Sources, environment};
+pub use log_filter::{BadFilter, log_filter};
 pub use origin::{ConfigError, Origin};
 pub use rules::show_rule;
 pub use sections::{

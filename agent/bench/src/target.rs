@@ -13,7 +13,15 @@ pub enum TargetError {
         /// What is wrong.
         why: &'static str,
     },
-    /// Nobody answers, or not with what such a server says.
+    /// Nobody answers, or not in HTTP.
+    #[error("--target {url} does not answer: {why}")]
+    Silent {
+        /// What was asked.
+        url: String,
+        /// What happened instead.
+        why: String,
+    },
+    /// What answers says something else than such a server.
     #[error("--target {url} is no OpenAI-compatible server: {why}")]
     NotOpenAi {
         /// What was asked.

@@ -239,7 +239,7 @@ pub async fn probe(way: &Way, wanted: Option<&str>) -> Result<Server, TargetErro
     let asked = get(way, "/v1/models").await;
     let (status, header, answer) = asked.map_err(|Unanswered { why, tls }| match tls {
         true => TargetError::Tls { url: url(), why },
-        false => TargetError::NotOpenAi { url: url(), why },
+        false => TargetError::Silent { url: url(), why },
     })?;
     let model = model(&way.target, status, &answer, wanted)?;
     let said = match get(way, "/version").await {

@@ -24,6 +24,9 @@ pub enum Unreachable {
     /// Nobody listens.
     #[error("no agent listens on {}; is tidegate-agent running?", .0.display())]
     Absent(PathBuf),
+    /// That is something else.
+    #[error("{} is not a socket; --socket names the agent's control.sock or status.sock", .0.display())]
+    NoSocket(PathBuf),
     /// The socket may not be opened.
     #[error("{} may not be opened by this user; ask for group tidegate, or use status", .0.display())]
     Forbidden(PathBuf),
@@ -42,6 +45,11 @@ pub enum Unreachable {
         /// What it did instead.
         why: String,
     },
+}
+
+fn is_socket(path: &Path) -> bool {
+    let kind = std::fs::metadata(path).map(|data| data.file_type());
+    kind.is_ok_and(|kind| std::os::unix::fs::FileTypeExt::is_socket(&kind))
 }
 
 /// What the agent answered, without the protocol's details.
@@ -90,6 +98,7 @@ impl Agent {
             .unwrap_or_else(|| self.run_dir.join(name));
         match tokio::net::UnixStream::connect(&path).await {
             Ok(stream) => over(stream, &path).await,
+            Err(_) if path.exists() && !is_socket(&path) => Err(Unreachable::NoSocket(path)),
             Err(error) => Err(match error.kind() {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
                     Unreachable::Absent(path)
@@ -159,4 +168,26 @@ pub(super) async fn report(agent: &Agent, hooks: bool) -> anyhow::Result<v1::Get
         .await
         .map_err(|status| agent.unanswered(status))?;
     Ok(answer.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// P-OPERATE-16: whatever `--socket` names that is no agent's socket is named as what it is.
+    #[test]
+    fn a_file_that_is_no_socket_is_named_as_such() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().expect("a runtime");
+        let told = |socket: &str| {
+            let agent = Agent {
+                run_dir: PathBuf::new(),
+                socket: Some(PathBuf::from(socket)),
+            };
+            let answer = runtime.block_on(agent.connect(STATUS_SOCKET));
+            answer.expect_err(socket).to_string()
+        };
+        assert!(told("/etc/passwd").starts_with("/etc/passwd is not a socket;"));
+        assert!(told("/nowhere/status.sock").starts_with("no agent listens on /nowhere/"));
+    }
 }

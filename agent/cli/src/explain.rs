@@ -13,6 +13,7 @@ pub enum What {
     /// Show which rule gives a process its role, and why it runs or waits now.
     Pid {
         /// Process id, in the namespace of the node.
+        #[arg(value_parser = process_id)]
         pid: i32,
         /// Show it as if TIDEGATE_ROLE were set to this role.
         #[arg(long, value_enum, value_name = "ROLE")]
@@ -32,6 +33,11 @@ pub enum What {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+}
+
+fn process_id(text: &str) -> Result<i32, &'static str> {
+    let pid = text.parse().ok().filter(|pid| *pid > 0);
+    pid.ok_or("give the number of a process, as `tidegate status` shows it")
 }
 
 /// What a process may ask to be.

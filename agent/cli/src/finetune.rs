@@ -88,6 +88,14 @@ pub(super) struct Args {
 pub struct NoPackage(String);
 
 impl Args {
+    /// What the options name and is not there: said before a package of gigabytes is asked for.
+    fn missing(&self) -> Option<String> {
+        [("model", &self.model), ("data", &self.data)]
+            .into_iter()
+            .find(|(_, path)| !path.exists())
+            .map(|(name, path)| format!("--{name}: there is no {}", path.display()))
+    }
+
     /// The package's arguments.
     fn passed_on(&self) -> Vec<OsString> {
         let device = match self.device {
@@ -140,6 +148,9 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<u8> {
         if judged.status.code() == Some(2) {
             eprint!("{said}");
             return Ok(2);
+        }
+        if let Some(missing) = args.missing() {
+            return Err(NoPackage(missing).into());
         }
         let last = said.trim_end().lines().last().unwrap_or_default();
         return Err(NoPackage(format!(

@@ -25,6 +25,7 @@ mod screens;
 mod status;
 mod steer;
 mod table;
+mod tips;
 mod top;
 mod trace;
 mod values;
@@ -234,7 +235,9 @@ impl Cli {
     /// What the program was called with; ends it where that is wrong, or help is asked for.
     #[must_use]
     pub fn of_this_process() -> Self {
-        let matches = command().get_matches();
+        let words: Vec<_> = std::env::args_os().collect();
+        let matches = command().try_get_matches_from(&words);
+        let matches = matches.unwrap_or_else(|error| tips::explained(error, &words).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 }

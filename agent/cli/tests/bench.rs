@@ -345,7 +345,7 @@ fn wrong_targets_and_questions_are_refused() {
         (
             vec!["--target", &nobody, "--rate", "1"],
             2,
-            "is no OpenAI-compatible server",
+            "/v1/models does not answer: no answer in 10 s",
         ),
         (
             vec!["--target", &elsewhere, "--rate", "1"],

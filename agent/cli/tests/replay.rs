@@ -461,6 +461,11 @@ const WRONG: &[(&str, i32, &[&str])] = &[
         &["FlexLLM cannot run on two-process", "needs one process"],
     ),
     (
+        "--trace busy.csv --kv-gib 999",
+        2,
+        &["--kv-gib 999", "h200", "141 GiB"],
+    ),
+    (
         "--decisions none.rec",
         1,
         &["cannot read none.rec", "check the path"],

@@ -81,6 +81,8 @@ fn what_makes_no_sense_costs_one_line_and_exit_code_2() {
     assert!(said.starts_with("finetune: "), "{said}");
     let said = folder.refused(&["--data", "data.jsonl", "--python", "/no/python"], true);
     assert!(said.contains("--python: cannot start /no/python"), "{said}");
+    let said = folder.refused(&["--data", "dta.jsonl"], false);
+    assert!(said.contains("--data: there is no dta.jsonl"), "{said}");
     let said = folder.refused(&["--data", "data.jsonl"], false);
     assert!(
         said.contains("pip install /usr/share/tidegate/engines/*.whl"),

@@ -1,6 +1,7 @@
 //! Every setting there is, a row each: its path, from when a change of it counts, how it is read and how
 //! it is shown. Nothing about a setting stands twice.
 
+use super::log_filter::log_filter;
 use super::origin::{ConfigError, Origin};
 use super::rules::show_rule;
 use super::sections::{
@@ -445,8 +446,7 @@ pub static SETTINGS: [Setting; 57] = [
         Now,
         |config, row| {
             let level = row.text("a level, such as \"info\"")?;
-            tracing_subscriber::EnvFilter::try_new(level)
-                .map_err(|error| row.wrong(format!("`{level}` is not a level: {error}")))?;
+            log_filter(level).map_err(|error| row.wrong(error.to_string()))?;
             level.clone_into(&mut config.log.level);
             Ok(())
         },

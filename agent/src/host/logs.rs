@@ -3,7 +3,7 @@
 //! One filter stands in front of everything. [`LogLevel`] holds it and the one that was configured, to
 //! which an empty request goes back.
 
-use crate::config::{Config, LogFormat};
+use crate::config::{BadFilter, Config, LogFormat, log_filter};
 use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,17 +26,6 @@ pub struct LogLevel {
 struct Filters {
     configured: String,
     now: String,
-}
-
-/// A filter that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "`{filter}` is not a log level: use error, warn, info, debug or trace, or a filter such as \
-     \"info,tidegate_agent::control=debug\" ({why})"
-)]
-pub struct BadFilter {
-    filter: String,
-    why: String,
 }
 
 /// What was in force, and what is.
@@ -107,7 +96,7 @@ pub fn init(config: &Config) -> LogLevel {
 type Filtered = tracing_subscriber::layer::Layered<reload::Layer<EnvFilter, Registry>, Registry>;
 
 fn filtered(configured: &str) -> (LogLevel, Filtered) {
-    let parsed = parse(configured);
+    let parsed = log_filter(configured);
     let in_force = if parsed.is_ok() { configured } else { "info" };
     let (layer, handle) = reload::Layer::new(parsed.unwrap_or_else(|_| EnvFilter::new("info")));
     let level = LogLevel {
@@ -118,25 +107,6 @@ fn filtered(configured: &str) -> (LogLevel, Filtered) {
         })),
     };
     (level, tracing_subscriber::registry().with(layer))
-}
-
-fn parse(filter: &str) -> Result<EnvFilter, BadFilter> {
-    // A bare word that is no level would be taken for the name of a module, and silence everything.
-    let plain = !filter.contains(['=', ',', '[']);
-    if plain
-        && filter
-            .parse::<tracing::level_filters::LevelFilter>()
-            .is_err()
-    {
-        return Err(BadFilter {
-            filter: filter.to_owned(),
-            why: "there is no such level".to_owned(),
-        });
-    }
-    EnvFilter::try_new(filter).map_err(|error| BadFilter {
-        filter: filter.to_owned(),
-        why: error.to_string(),
-    })
 }
 
 impl LogLevel {
@@ -173,11 +143,8 @@ impl LogLevel {
 
     fn apply(&self, filter: &str) -> Result<(), BadFilter> {
         self.handle
-            .reload(parse(filter)?)
-            .map_err(|error| BadFilter {
-                filter: filter.to_owned(),
-                why: error.to_string(),
-            })
+            .reload(log_filter(filter)?)
+            .map_err(|error| BadFilter::new(filter, &error))
     }
 }
 

@@ -403,7 +403,7 @@ pub(super) fn pair(args: &Args) -> anyhow::Result<(Spec, String, Cut)> {
     let model = |name: &str| scenarios::model(&args.gpu, name).map_err(Usage::from);
     let (online_model, offline_model) = (model(&args.online)?, model(&args.offline)?);
     let kv_pool_bytes = match args.kv_gib {
-        Some(gib) => (gib * (1u64 << 30) as f64) as u64,
+        Some(gib) => pool_bytes(&args.gpu, gib)?,
         None => args.gpu.left(&[&online_model, &offline_model]).ok_or_else(|| {
             Usage(format!(
                 "the weights of both models do not fit into 90 % of {}'s memory; give --kv-gib if \
@@ -451,6 +451,19 @@ pub(super) fn pair(args: &Args) -> anyhow::Result<(Spec, String, Cut)> {
         timeline: false,
     };
     Ok((spec, format!("{name}: {cut}"), cut))
+}
+
+/// A pool of so many GiB, if the GPU has that much memory.
+fn pool_bytes(gpu: &Gpu, gib: f64) -> Result<u64, Usage> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let has = gpu.memory_bytes as f64 / GIB;
+    if gib > has {
+        return Err(Usage(format!(
+            "--kv-gib {gib}: the memory of the GPU, {}, is {has:.0} GiB",
+            gpu.name
+        )));
+    }
+    Ok((gib * GIB) as u64)
 }
 
 fn requests(args: &Args, cut: &Cut) -> anyhow::Result<(Trace, String)> {

@@ -532,6 +532,20 @@ fn only_what_counts_at_run_time_and_is_not_of_the_files_alone_can_be_set() {
     );
 }
 
+/// P-OPERATE-7: the file takes what `tidegate log-level` takes.
+#[test]
+fn a_level_that_is_none_is_refused() {
+    let level = |level: &str| load(&format!("[log]\nlevel = \"{level}\"\n"), &[]);
+    for good in ["info", "off", "info,tidegate_agent::control=debug"] {
+        level(good).expect(good);
+    }
+    let error = level("verbose").expect_err("no level");
+    assert!(
+        error.starts_with("FILE:2: `log.level`: `verbose` is not a log level: use error, warn"),
+        "{error}"
+    );
+}
+
 /// P-TRAINER-15: leases are given by a promise of both times, and are off without one.
 #[test]
 fn leases_are_on_where_both_times_are_promised() {

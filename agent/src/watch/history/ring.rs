@@ -105,6 +105,14 @@ fn numbered(from: &mut impl Read) -> io::Result<Vec<(u64, Slice)>> {
 pub fn read(path: &Path) -> io::Result<Vec<Slice>> {
     let file = File::open(path)?;
     let mut found = numbered(&mut whole(&file)?)?;
+    let mut first = [0; SIZE];
+    let read = file.read_at(&mut first, 0)?;
+    if found.is_empty() && first[..read].iter().any(|byte| *byte != 0) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it holds no record of a history that this version reads",
+        ));
+    }
     found.sort_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, slice)| slice).collect())
 }
@@ -207,10 +215,11 @@ mod tests {
 
     /// P-OPERATE-14: a history survives and never grows, a report adds up.
     #[test]
-    fn a_file_of_rubbish_is_an_empty_history() {
+    fn a_file_of_rubbish_is_no_history_to_a_reader_and_an_empty_one_to_a_writer() {
         let scratch = Scratch::new("rubbish");
         std::fs::write(&scratch.0, vec![0xa5; 3 * SIZE + 17]).expect("a file");
-        assert_eq!(ends(&scratch.0), [0; 0]);
+        let error = read(&scratch.0).expect_err("rubbish");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
         let mut ring = Ring::open(&scratch.0, BYTES).expect("taken over");
         ring.append(&slice(7)).expect("room");
         assert_eq!(ends(&scratch.0), [7]);
