@@ -200,6 +200,63 @@ fn a_job_preempts_its_groups_itself_where_it_is_told_to() {
     offline_stops_itself_on(Personality::Preempt, "preempt");
 }
 
+/// P-GATE-26: on several GPUs preemptions side by side come before the disables in a row.
+#[test]
+fn a_job_preempts_its_groups_itself_before_its_disables_where_it_is_told_to() {
+    offline_stops_itself_on(Personality::Evicts, "preempt+disable");
+}
+
+/// P-GATE-26: on several GPUs preemptions side by side come before the disables in a row.
+#[test]
+fn each_gpu_of_a_job_is_preempted_before_it_is_disabled_and_none_before_an_enable() {
+    const GPUS: u32 = 8;
+    let channel = "[channel]\nmethod = \"preempt+disable\"\n";
+    let node = Node::new(
+        &["--gpus", "8"],
+        &format!("{TRUSTING}\n{COOLDOWN}{channel}"),
+    );
+    let ranks: Vec<Offline> = (0..GPUS as usize)
+        .map(|gpu| {
+            let mut rank = Offline::start(&node, 5_000_000, &[gpu]);
+            rank.running();
+            rank
+        })
+        .collect();
+    let pids: Vec<u32> = ranks.iter().map(|rank| rank.process.pid()).collect();
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    watch::wait_all(&node, &pids, false);
+    let begun = tidegate_tests::monotonic_ns();
+    online.say("hold");
+    watch::wait_all(&node, &pids, true);
+    let stopped = tidegate_tests::monotonic_ns();
+    let agent = node.agent.as_ref().expect("it runs").pid();
+    // By the instants at which the agent entered its calls.
+    let entered = |kind, gpu| -> Vec<u64> {
+        let records = history(&node);
+        let own = |r: &&Record| (r.kind, r.gpu, r.caller) == (kind, gpu, agent);
+        let calls = records.iter().filter(own).map(|r| r.value);
+        calls.filter(|at| *at > begun).collect()
+    };
+    for gpu in 0..GPUS {
+        let (preempts, disables) = (
+            entered(Kind::Preempt, gpu),
+            entered(Kind::DisableBegin, gpu),
+        );
+        assert_eq!(preempts.len(), 1, "GPU {gpu}: {preempts:?}");
+        assert!(
+            disables.iter().all(|at| *at > preempts[0]),
+            "GPU {gpu}: {preempts:?}, {disables:?}"
+        );
+    }
+    online.say("release");
+    watch::wait_all(&node, &pids, false);
+    for gpu in 0..GPUS {
+        let later = entered(Kind::Preempt, gpu).into_iter();
+        assert_eq!(later.filter(|at| *at > stopped).count(), 0, "GPU {gpu}");
+    }
+}
+
 /// Calls that restart the runlist of kernels, by `caller`, in order.
 fn restarts(node: &Node, caller: u32) -> Vec<u64> {
     let records = history(node);

@@ -31,6 +31,7 @@ pub const fn method(method: Method) -> v1::StopMethod {
         Method::Disable => v1::StopMethod::Disable,
         Method::Restart => v1::StopMethod::Restart,
         Method::Preempt => v1::StopMethod::Preempt,
+        Method::PreemptFirst => v1::StopMethod::PreemptFirst,
     }
 }
 
@@ -41,6 +42,7 @@ pub const fn method_said(method: v1::StopMethod) -> Option<Method> {
         v1::StopMethod::Disable => Some(Method::Disable),
         v1::StopMethod::Restart => Some(Method::Restart),
         v1::StopMethod::Preempt => Some(Method::Preempt),
+        v1::StopMethod::PreemptFirst => Some(Method::PreemptFirst),
         v1::StopMethod::Unspecified => None,
     }
 }

@@ -10,13 +10,13 @@
 //!
 //! What a disable does to work that runs is the firmware's affair, so beside the level there is a
 //! [`Method`], found by the self-test. It too is data: a batch says whether its call disables
-//! scheduling only, and which [`Kick`]s follow it.
+//! scheduling only, which groups are preempted before it, and which [`Kick`]s follow it.
 
 mod plan;
 
 use crate::file::File;
 use crate::journal::Place;
-use crate::kinds::{Level, Method};
+use crate::kinds::{Level, Method, Switch};
 pub use plan::{Member, Plan};
 use std::collections::VecDeque;
 use tidegate_abi::rm::{DisableChannels, MAX_PAIRS};
@@ -90,6 +90,17 @@ impl Kick {
     }
 }
 
+/// One of the calls that carry out a batch.
+#[derive(Clone, Copy, Debug)]
+pub enum Call<'a> {
+    /// Preempts this group. Nothing depends on the answer: the call that disables comes next.
+    Lead(&'a Object),
+    /// Disables or enables the pairs.
+    Set,
+    /// Makes the firmware carry that out.
+    Kick(&'a Kick),
+}
+
 /// At most [`MAX_PAIRS`] pairs of one process, or of several of a job, ready to go.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -105,6 +116,9 @@ pub struct Batch {
     pub places: Vec<Place>,
     /// How it stops what runs.
     pub method: Method,
+    /// Groups that are preempted before the call disables. They save time and stop nothing, so no rest of a call and no
+    /// call that is made again has any.
+    pub leads: Vec<Object>,
     /// What follows the call, in order.
     pub kicks: Vec<Kick>,
 }
@@ -120,6 +134,7 @@ impl Batch {
             call: DisableChannels::default(),
             places: Vec::with_capacity(MAX_PAIRS),
             method: Method::default(),
+            leads: Vec::new(),
             kicks: Vec::new(),
         }
     }
@@ -211,6 +226,16 @@ impl Batch {
             }
         }
         apart
+    }
+
+    /// The driver's calls that carry it out, in order.
+    pub fn calls(&self, switch: Switch) -> impl Iterator<Item = Call<'_>> {
+        let disables = switch.disables();
+        let leads = self.leads.iter().filter(move |_| disables);
+        let kicks = self.kicks.iter();
+        let follows = kicks.filter(move |kick| disables || kick.follows_enable());
+        let before = leads.map(Call::Lead).chain([Call::Set]);
+        before.chain(follows.map(Call::Kick))
     }
 
     /// Pairs in it.

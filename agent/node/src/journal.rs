@@ -186,7 +186,7 @@ impl Journal {
         let [_, state] = self.record(place);
         let restart = match method {
             Method::Restart => RESTART,
-            Method::Disable | Method::Preempt => 0,
+            Method::Disable | Method::Preempt | Method::PreemptFirst => 0,
         };
         let further = |state: u64| {
             let more = state & DISABLED != 0 && state & FURTHER_MASK != FURTHER_MASK;

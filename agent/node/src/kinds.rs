@@ -110,11 +110,19 @@ pub enum Method {
     Restart,
     /// Disable scheduling only, then preempt each group; enable.
     Preempt,
+    /// Preempt each group that computes, then disable; enable. The disable is what stops work. A preemption only makes
+    /// it yield once, but locks one GPU where a disable locks all of them.
+    PreemptFirst,
 }
 
 impl Method {
     /// In the order in which they are tried.
-    pub const ALL: [Self; 3] = [Self::Disable, Self::Restart, Self::Preempt];
+    pub const ALL: [Self; 4] = [
+        Self::Disable,
+        Self::Restart,
+        Self::Preempt,
+        Self::PreemptFirst,
+    ];
 
     /// As configuration, status and metrics name it.
     #[must_use]
@@ -123,6 +131,7 @@ impl Method {
             Self::Disable => "disable",
             Self::Restart => "disable+restart",
             Self::Preempt => "preempt",
+            Self::PreemptFirst => "preempt+disable",
         }
     }
 

@@ -302,7 +302,7 @@ impl<'a> Subject<'a> {
         match self.method {
             Method::Restart => self.restart(),
             Method::Preempt if disable => self.preempt(),
-            Method::Disable | Method::Preempt => Ok(0),
+            Method::Disable | Method::Preempt | Method::PreemptFirst => Ok(0),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::causes::with_causes;
 use crate::config::Method;
 use crate::rm::{ControlFile, Gpu, RmError, Subdevice, ThrowAway};
 use tidegate_abi::rm::{Branch, Status};
-pub use tidegate_node::batch::{Batch, Kick, Member, Object, Plan, Via};
+pub use tidegate_node::batch::{Batch, Call, Kick, Member, Object, Plan, Via};
 use tidegate_node::file::File;
 use tidegate_node::kinds::Switch;
 
@@ -35,16 +35,44 @@ pub trait ChannelControl: Send + Sync + std::fmt::Debug {
     /// The driver's answer.
     fn kick(&self, kick: &Kick) -> Result<(), RmError>;
 
-    /// A batch and all that follows it.
+    /// Makes a group yield its engine once.
     ///
     /// # Errors
-    /// The first answer that is one. After a failed disable the state of the batch is unknown.
+    /// The driver's answer.
+    fn preempt(&self, group: &Object) -> Result<(), RmError>;
+
+    /// Makes one of the calls that carry out a batch.
+    ///
+    /// # Errors
+    /// The driver's answer. After a failed disable the state of the batch is unknown.
+    fn make(&self, batch: &Batch, call: Call<'_>, switch: Switch) -> Result<(), RmError> {
+        match call {
+            Call::Lead(group) => self.preempt(group),
+            Call::Set => self.set(batch, switch),
+            Call::Kick(kick) => self.kick(kick),
+        }
+    }
+
+    /// Carries out a batch, with all that comes before and after it. A preemption that is refused before it keeps
+    /// nothing from being disabled.
+    ///
+    /// # Errors
+    /// The first other answer that is one. After a failed disable the state of the batch is unknown.
     fn carry_out(&self, batch: &Batch, switch: Switch) -> Result<(), RmError> {
-        self.set(batch, switch)?;
-        let kicks = batch.kicks.iter();
-        kicks
-            .filter(|kick| switch == Switch::Disable || kick.follows_enable())
-            .try_for_each(|kick| self.kick(kick))
+        batch.calls(switch).try_for_each(|call| {
+            let answer = self.make(batch, call, switch);
+            match (call, answer) {
+                (Call::Lead(group), Err(error)) => {
+                    tracing::debug!(
+                        client = group.client,
+                        error = with_causes(&error),
+                        "the driver refused to preempt a group before its disable"
+                    );
+                    Ok(())
+                }
+                (_, answer) => answer,
+            }
+        })
     }
 
     /// How long a group keeps its engine beside others, microseconds.
@@ -116,8 +144,12 @@ impl ChannelControl for DriverControl {
                 otherwise: Some(by),
             }
             | Kick::Restart(by) => control(&by.file)?.restart_runlist(by.client, by.handle),
-            Kick::Preempt(group) => control(&group.file)?.preempt(group.client, group.handle),
+            Kick::Preempt(group) => self.preempt(group),
         }
+    }
+
+    fn preempt(&self, group: &Object) -> Result<(), RmError> {
+        control(&group.file)?.preempt(group.client, group.handle)
     }
 
     fn timeslice(&self, group: &Object) -> Result<u64, RmError> {
@@ -184,6 +216,10 @@ impl ChannelControl for Restarter {
             (Kick::RestartGraphics { .. }, Some(own)) => own.restart_runlist(),
             _ => self.control.kick(kick),
         }
+    }
+
+    fn preempt(&self, group: &Object) -> Result<(), RmError> {
+        self.control.preempt(group)
     }
 
     fn timeslice(&self, group: &Object) -> Result<u64, RmError> {

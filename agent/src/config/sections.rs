@@ -308,7 +308,8 @@ pub enum LevelChoice {
 /// `channel.method`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MethodChoice {
-    /// "auto": the first of them that stops work three times of three.
+    /// "auto": the first of them that stops work three times of three. Not [`Method::PreemptFirst`], which stops work as
+    /// [`Method::Disable`] does: what it is for, that work yields at once, is nothing that the self-test sees.
     Auto,
     /// This one or none.
     Forced(Method),
@@ -338,7 +339,7 @@ impl MethodChoice {
     #[must_use]
     pub fn allows(self, method: Method) -> bool {
         match self {
-            Self::Auto => true,
+            Self::Auto => method != Method::PreemptFirst,
             Self::Forced(only) => only == method,
         }
     }

@@ -489,6 +489,10 @@ impl Named for MethodChoice {
         (Method::Disable.name(), Self::Forced(Method::Disable)),
         (Method::Restart.name(), Self::Forced(Method::Restart)),
         (Method::Preempt.name(), Self::Forced(Method::Preempt)),
+        (
+            Method::PreemptFirst.name(),
+            Self::Forced(Method::PreemptFirst),
+        ),
     ];
 }
 

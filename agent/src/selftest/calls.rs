@@ -49,13 +49,16 @@ fn calls_on(gpu: &Gpu, owner: &ThrowAway, level: Level, method: Method) -> Resul
         };
         call.h_client_list[0] = owner.client();
         call.h_channel_list[0] = owner.channel;
+        if disable && method == Method::PreemptFirst {
+            owner.preempt_own()?;
+        }
         match level {
             Level::L1 => other.set_channels(&mut call)?,
             Level::L2 | Level::L3 => owner.set_own(&mut call)?,
             Level::L5 => {}
         }
         match method {
-            Method::Disable => {}
+            Method::Disable | Method::PreemptFirst => {}
             Method::Restart => owner.restart_runlist()?,
             Method::Preempt if disable => owner.preempt_own()?,
             Method::Preempt => {}

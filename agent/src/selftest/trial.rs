@@ -29,7 +29,6 @@ use crate::inbox::{
 use crate::rm::Driver;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidegate_abi::class::Engine;
 use tidegate_abi::gate::Gate;
 use tidegate_driver::stop_and_resume::{Counters, goes_on};
 use tidegate_driver::worker::{Gone, Worker};
@@ -378,6 +377,9 @@ impl Trial {
             Method::Preempt if level == Level::L1 => {
                 Some("a group is preempted through its owner's file only")
             }
+            Method::PreemptFirst if level == Level::L1 && file.is_none() => {
+                Some("its library sent no control file")
+            }
             Method::Restart
                 if level != Level::L3
                     && file.is_none()
@@ -459,11 +461,9 @@ impl Trial {
         if level == Level::L2 && file.is_none() {
             return Err("its library sent no control file".to_owned());
         }
-        let computes =
-            |channel: &Channel| matches!(channel.engine, Engine::Graphics | Engine::Unknown);
         let computing: Vec<(u32, u32)> = channels
             .iter()
-            .filter(|channel| computes(channel))
+            .filter(|channel| channel.engine.may_compute())
             .map(|channel| (channel.client, channel.tsg))
             .collect();
         let is_computing = |channel: &Channel| computing.contains(&(channel.client, channel.tsg));
@@ -497,7 +497,10 @@ impl Trial {
                 });
                 self.set_remotely(tell, method)?;
             } else {
-                let done = self.own[index].carry_out(batch, switch);
+                let own = &self.own[index];
+                let done = batch
+                    .calls(switch)
+                    .try_for_each(|call| own.make(batch, call, switch));
                 done.map_err(|error| error.to_string())?;
             }
         }

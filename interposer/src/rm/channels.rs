@@ -67,13 +67,19 @@ pub fn carry_out(process: &Process, order: &Order<'_>) -> Outcome {
     let Some(table) = Table::open() else {
         return Outcome::refused(Status::OK, libc::EBADF);
     };
+    if order.method == StopMethod::PreemptFirst && order.switch == Switch::Disable {
+        // This makes work yield and stops nothing, so it does not matter to whom it is refused.
+        for (client, group) in groups(process, order.pairs, Engine::may_compute) {
+            let _ = preempt(process, &table, client, group);
+        }
+    }
     let mut outcome = set(process, &table, order);
     if !outcome.done() {
         return outcome;
     }
     match order.method {
         StopMethod::Preempt if order.switch == Switch::Disable => {
-            for (client, group) in groups(process, order.pairs) {
+            for (client, group) in groups(process, order.pairs, |_| true) {
                 let answer = preempt(process, &table, client, group);
                 (outcome.status, outcome.errno) = answer;
                 if !outcome.done() {
@@ -91,12 +97,13 @@ pub fn carry_out(process: &Process, order: &Order<'_>) -> Outcome {
     outcome
 }
 
-/// The groups of these channels, in their order.
-fn groups(process: &Process, pairs: &[(u32, u32)]) -> Vec<(u32, u32)> {
+/// The groups of these channels whose engine is one of `of`, in their order.
+fn groups(process: &Process, pairs: &[(u32, u32)], of: impl Fn(Engine) -> bool) -> Vec<(u32, u32)> {
     let rm = sys::lock(&process.rm);
     let known: BTreeMap<(u32, u32), u32> = rm
         .graph
         .channels()
+        .filter(|own| of(own.engine))
         .map(|own| ((own.client, own.channel), own.tsg))
         .collect();
     let mut groups = Vec::new();
@@ -118,7 +125,7 @@ fn restart(process: &Process, table: &Table, device_instance: u32) -> (u32, i32)
         if own.device_instance.is_some_and(|on| on != device_instance) {
             continue;
         }
-        let computes = matches!(own.engine, Engine::Graphics | Engine::Unknown);
+        let computes = own.engine.may_compute();
         let group = if computes { 0 } else { own.tsg };
         by.entry((!computes, own.client, group))
             .or_insert(own.channel);

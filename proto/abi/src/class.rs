@@ -54,6 +54,14 @@ pub enum Engine {
     Unknown,
 }
 
+impl Engine {
+    /// Whether kernels may run on it: what nothing is known of counts as if they did.
+    #[must_use]
+    pub const fn may_compute(self) -> bool {
+        matches!(self, Self::Graphics | Self::Unknown)
+    }
+}
+
 /// GPFIFO channel classes, Fermi to Blackwell: all that a branch can allocate.
 const GPFIFO: [u32; 11] = [
     0x906f, 0xa06f, 0xa16f, 0xb06f, 0xc06f, 0xc36f, 0xc46f, 0xc56f, 0xc86f, 0xc96f, 0xca6f,

@@ -2037,6 +2037,8 @@ pub enum StopMethod {
     Restart = 2,
     /// Disable scheduling only, then PREEMPT each group.
     Preempt = 3,
+    /// PREEMPT each group that computes, on all GPUs at once, then FIFO_DISABLE_CHANNELS.
+    PreemptFirst = 4,
 }
 impl StopMethod {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -2049,6 +2051,7 @@ impl StopMethod {
             Self::Disable => "STOP_METHOD_DISABLE",
             Self::Restart => "STOP_METHOD_RESTART",
             Self::Preempt => "STOP_METHOD_PREEMPT",
+            Self::PreemptFirst => "STOP_METHOD_PREEMPT_FIRST",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2058,6 +2061,7 @@ impl StopMethod {
             "STOP_METHOD_DISABLE" => Some(Self::Disable),
             "STOP_METHOD_RESTART" => Some(Self::Restart),
             "STOP_METHOD_PREEMPT" => Some(Self::Preempt),
+            "STOP_METHOD_PREEMPT_FIRST" => Some(Self::PreemptFirst),
             _ => None,
         }
     }

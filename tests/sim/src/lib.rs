@@ -33,6 +33,8 @@ mod method;
 mod ports;
 mod process;
 pub mod reclaim;
+#[cfg(test)]
+mod several;
 pub mod sweep;
 pub mod timeline;
 mod world;

@@ -43,7 +43,7 @@ impl<P: Play> World<P> {
         }
         let drawn = self.device(gpu).draw_disable();
         let kicks: Vec<Kick> = batch.kicks.clone();
-        let follows = !matches!(batch.method, Method::Disable);
+        let follows = !matches!(batch.method, Method::Disable | Method::PreemptFirst);
         if !follows {
             let took = if self.rules.personality.eviction() == Eviction::AtKernelEnd {
                 // What runs goes on to the end of its kernel, taking turns with the others.
@@ -52,15 +52,17 @@ impl<P: Play> World<P> {
             } else {
                 drawn
             };
-            self.device(gpu).disable_at(now + drawn, &list, ticket);
+            let led = self.lead(gpu, batch);
+            self.device(gpu)
+                .disable_at(now + led + drawn, &list, ticket);
             self.learns(Fact::DisableCall {
                 gpu,
                 list: &list,
                 order: ticket,
-                drawn: took,
+                drawn: led + took,
             });
             let done = Ev::Returned(epoch, gpu, Box::new((working, now)));
-            return self.at(now + drawn, done);
+            return self.at(now + led + drawn, done);
         }
         if batch.method == Method::Preempt {
             self.device(gpu)
@@ -87,6 +89,19 @@ impl<P: Play> World<P> {
             held_up: false,
         };
         self.at(now + ROUND_TRIP, Ev::Kick(Box::new(following)));
+    }
+
+    /// Makes what comes before a call that disables; how long it takes.
+    fn lead(&mut self, gpu: usize, batch: &Batch) -> u64 {
+        let mut led = 0;
+        for group in &batch.leads {
+            led += self.device(gpu).draw_disable();
+            if let Some(tsg) = self.tsg_of(group.client, group.handle) {
+                let at = self.now + led;
+                self.device(gpu).preempt_at(at, tsg);
+            }
+        }
+        led
     }
 
     /// Makes what follows it, unless the agent died meanwhile.

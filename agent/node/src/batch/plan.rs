@@ -45,6 +45,9 @@ impl Member {
 ///   by one of its channels, when all of it is disabled.
 /// * A group is preempted when all of it is disabled, so that those that compute are off before the
 ///   copies are asked.
+///
+/// Before the first batch come the preemptions of the groups that compute, where the method has them: they do not wait
+/// for the other GPUs of the node, and every batch does.
 #[derive(Debug)]
 pub struct Plan {
     method: Method,
@@ -53,6 +56,8 @@ pub struct Plan {
     /// A batch may have pairs of several processes.
     together: bool,
     batches: Vec<Batch>,
+    /// Groups that are preempted before the first batch, once each.
+    leads: Vec<Object>,
     /// The batch with the last channel of the graphics runlist, and one of its channels.
     graphics: Option<(usize, Option<Object>)>,
     /// What follows when the group that came last is whole: its batch, client and group.
@@ -68,6 +73,7 @@ impl Plan {
             remote,
             together: false,
             batches: Vec::new(),
+            leads: Vec::new(),
             graphics: None,
             open: None,
         }
@@ -119,6 +125,13 @@ impl Plan {
             }
             Method::Restart => member.object(member.channel).map(Kick::Restart),
             Method::Preempt => member.object(member.group).map(Kick::Preempt),
+            Method::PreemptFirst => {
+                let own = |lead: &Object| (lead.client, lead.handle) == group;
+                if member.computes && !self.leads.iter().any(own) {
+                    self.leads.extend(member.object(member.group));
+                }
+                return;
+            }
         };
         match &mut self.open {
             Some((last, own, _)) if *own == group => *last = at,
@@ -143,6 +156,9 @@ impl Plan {
             let kick = Kick::RestartGraphics { otherwise };
             self.batches[at].kicks.insert(0, kick);
         }
+        if let Some(first) = self.batches.first_mut() {
+            first.leads = self.leads;
+        }
         self.batches
     }
 }
@@ -150,6 +166,8 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::Call;
+    use crate::kinds::Switch;
 
     fn member(client: u32, group: u32, channel: u32, computes: bool) -> Member {
         Member {
@@ -217,6 +235,47 @@ mod tests {
     }
 
     #[test]
+    fn the_groups_that_compute_are_preempted_once_before_the_first_call_and_never_before_an_enable()
+    {
+        let named = |batch: &Batch, switch| -> Vec<String> {
+            let text = |call| match call {
+                Call::Lead(group) => format!("p{}.{}", group.client, group.handle),
+                Call::Set => "set".to_owned(),
+                Call::Kick(_) => "kick".to_owned(),
+            };
+            batch.calls(switch).map(text).collect()
+        };
+        for together in [false, true] {
+            let batches = planned(Plan::new(Method::PreemptFirst, false).together(together));
+            let first = ["p1.7", "p2.7", "set"];
+            assert_eq!(named(&batches[0], Switch::Disable), first);
+            for batch in &batches {
+                assert_eq!(named(batch, Switch::Enable), ["set"]);
+            }
+            for later in &batches[1..] {
+                assert_eq!(named(later, Switch::Disable), ["set"]);
+            }
+            // What is made again, or of which a part is left out, only disables.
+            let again = batches[0]
+                .apart()
+                .into_iter()
+                .chain([batches[0].without(|_| false)]);
+            for batch in again {
+                assert_eq!(named(&batch, Switch::Disable), ["set"]);
+            }
+        }
+        let remote = planned(Plan::new(Method::PreemptFirst, true));
+        assert!(remote.iter().all(|batch| batch.leads.is_empty()));
+        let unknown = Member {
+            file: None,
+            ..member(1, 7, 1, true)
+        };
+        let mut plan = Plan::new(Method::PreemptFirst, false);
+        plan.push(1, Via::Agent, &unknown);
+        assert_eq!(named(&plan.finish()[0], Switch::Disable), ["set"]);
+    }
+
+    #[test]
     fn nothing_follows_where_a_disable_is_enough_or_the_process_does_it_itself() {
         assert_eq!(followed(Method::Disable, false), ["", "", "", ""]);
         assert_eq!(followed(Method::Restart, true), ["", "", "", ""]);
@@ -224,14 +283,14 @@ mod tests {
 
     #[test]
     fn processes_share_calls_and_each_can_have_its_own() {
-        for method in [Method::Disable, Method::Restart, Method::Preempt] {
+        for method in Method::ALL {
             let batches = planned(Plan::new(method, false).together(true));
             let pairs: Vec<_> = batches.iter().map(Batch::pairs).collect();
             assert_eq!(pairs, [64, 64, 16]);
             let joint: Vec<_> = batches.iter().map(Batch::is_joint).collect();
             assert_eq!(joint, [false, true, false]);
             let follows = match method {
-                Method::Disable => ["", "", ""],
+                Method::Disable | Method::PreemptFirst => ["", "", ""],
                 Method::Restart => ["", "r70", "g r70"],
                 Method::Preempt => ["", "p7 p8", "p7 p8"],
             };

@@ -7,7 +7,6 @@ use crate::members::Members;
 use crate::session::{Client, Held, Session};
 use std::collections::HashSet;
 use std::sync::Arc;
-use tidegate_abi::class::Engine;
 use tidegate_abi::rm::MAX_PAIRS;
 use tidegate_policy::ids::{GpuId, JobId};
 
@@ -74,7 +73,7 @@ fn batches<'a>(
         // A TSG is gated whole, and counts as computing if any channel of it does or may.
         let computing: Groups = held
             .iter()
-            .filter(|held| matches!(held.channel.engine, Engine::Graphics | Engine::Unknown))
+            .filter(|held| held.channel.engine.may_compute())
             .map(|held| group(held))
             .collect();
         held.sort_by_key(|held| {

@@ -9,7 +9,6 @@ use crate::session::{Client, Held, Session};
 use crate::task::{Group, Sliced, Slicing};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidegate_abi::class::Engine;
 use tidegate_policy::event::Event;
 use tidegate_policy::fair::Lacks;
 use tidegate_policy::ids::{GpuId, JobId, SessionId};
@@ -17,8 +16,7 @@ use tidegate_policy::ids::{GpuId, JobId, SessionId};
 /// The managed groups of a process on a GPU that compute or may, by client and handle.
 fn groups(session: &Session, gpu: GpuId) -> BTreeSet<(u32, u32)> {
     let computes = |held: &&Held| {
-        let engine = matches!(held.channel.engine, Engine::Graphics | Engine::Unknown);
-        engine && held.gpu == Some(gpu) && held.place.is_some()
+        held.channel.engine.may_compute() && held.gpu == Some(gpu) && held.place.is_some()
     };
     let held = session.channels.iter().filter(computes);
     held.map(|held| (held.channel.client, held.channel.tsg))
