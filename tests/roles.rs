@@ -158,13 +158,24 @@ fn run_starts_a_program_as_what_it_asks_to_be() {
     let online = Online::from_command(&mut run(&node, &["--online", "--", &program, "0"]));
     assert_eq!(attached(&node, online.process.pid())["role"], "online");
     // What it finds in its environment, and that its own exit code is what comes back.
-    let script = "echo $TIDEGATE_ROLE $VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS $TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC; exit 7";
-    let mut command = run(&node, &["--offline", "--", "sh", "-c", script]);
-    command.env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "9");
-    assert_eq!(
-        outcome(&mut command),
-        (Some(7), "offline 86400 9\n".to_owned(), String::new())
-    );
+    let script = "echo $TIDEGATE_ROLE $VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS $TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC \
+                  ${CUDA_DEVICE_MAX_CONNECTIONS-unset}; exit 7";
+    for (asked, found) in [(&[][..], "unset"), (&["--connections", "2"], "2")] {
+        let words = [&["--offline"], asked, &["--", "sh", "-c", script]].concat();
+        let mut command = run(&node, &words);
+        command.env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "9");
+        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        let said = format!("offline 86400 9 {found}\n");
+        assert_eq!(outcome(&mut command), (Some(7), said, String::new()));
+    }
+    for (asked, why) in [
+        (["--connections", "2"], "add --offline"),
+        (["--connections", "33"], "33"),
+    ] {
+        let words = [&asked[..], &["--", "true"]].concat();
+        let (code, _, said) = outcome(&mut run(&node, &words));
+        assert!(code == Some(2) && said.contains(why), "{code:?} {said}");
+    }
     let (code, _, why) = outcome(&mut run(&node, &["--offline", "--", "/no/such/program"]));
     assert_eq!(code, Some(127), "{why}");
 }

@@ -42,6 +42,10 @@ pub(super) struct Args {
     /// The offline job that it belongs to; all processes of a job are gated together.
     #[arg(long, value_name = "NAME", conflicts_with = "online")]
     job: Option<String>,
+    /// Set CUDA_DEVICE_MAX_CONNECTIONS for an offline program (default: leave it as it is). A context with fewer
+    /// connections has fewer channels, and is stopped sooner; streams of the program may then wait for each other.
+    #[arg(long, value_name = "N", conflicts_with = "online", value_parser = clap::value_parser!(u32).range(1..=32))]
+    connections: Option<u32>,
     /// Wait this long for an agent.
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = wait)]
     wait: Duration,
@@ -78,6 +82,7 @@ impl Args {
             online: false,
             offline: true,
             job: Some(job.to_owned()),
+            connections: None,
             wait,
             library,
             command,
@@ -118,6 +123,10 @@ impl Args {
 /// Becomes the program; what returns is why it did not, as an exit code or an error of one line.
 pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<u8> {
     let wish = args.wish()?;
+    if args.connections.is_some() && wish != Some(Role::Offline) {
+        let why = "--connections is for an offline program: add --offline";
+        return Err(super::misused::Misused(why).into());
+    }
     let library = args.library()?;
     let asked = runtime()?.block_on(would_be(agent, wish, args.wait));
     match asked {
@@ -144,6 +153,9 @@ pub(super) fn run(agent: &Agent, args: &Args) -> anyhow::Result<u8> {
     }
     if let Some(job) = &args.job {
         command.env("TIDEGATE_JOB", job);
+    }
+    if let Some(connections) = args.connections {
+        command.env("CUDA_DEVICE_MAX_CONNECTIONS", connections.to_string());
     }
     if wish == Some(Role::Offline) {
         for (name, value) in PATIENCE {
