@@ -19,7 +19,7 @@ fn server() -> Fake {
     Fake::start(Behaviour {
         ttft: Duration::from_millis(30),
         tpot: Duration::from_millis(2),
-        fault: None,
+        ..Behaviour::default()
     })
 }
 

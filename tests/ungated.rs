@@ -40,7 +40,7 @@ impl Beside {
             fake: Fake::start(Behaviour {
                 ttft: Duration::from_millis(30),
                 tpot: Duration::from_millis(2),
-                fault: None,
+                ..Behaviour::default()
             }),
         };
         beside.stands_still();

@@ -53,7 +53,7 @@ impl Named {
         let (mode, file) = match text.split_once('=') {
             Some((name, file)) if !name.contains(['/', '.']) => {
                 let mode = Mode::named(name).ok_or_else(|| {
-                    format!("`{name}` is no mode; give alone, drained, ungated or gated, as in gated=results.json")
+                    format!("`{name}` is no mode; give alone, drained, ungated, gated or one-engine, as in gated=results.json")
                 })?;
                 (mode, file)
             }

@@ -19,6 +19,7 @@
 //! over all tokens but the first. *ITL*, from one piece of text to the next. *Goodput*, requests that kept given times.
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod block;
 pub mod import;
 pub mod plan;

@@ -14,11 +14,19 @@ pub enum Mode {
     Ungated,
     /// They run while online leaves the GPU idle.
     Gated,
+    /// None runs, and online's own engine serves a batch at low priority: what takes no second process.
+    OneEngine,
 }
 
 impl Mode {
     /// Every mode.
-    pub const ALL: [Self; 4] = [Self::Alone, Self::Drained, Self::Ungated, Self::Gated];
+    pub const ALL: [Self; 5] = [
+        Self::Alone,
+        Self::Drained,
+        Self::Ungated,
+        Self::Gated,
+        Self::OneEngine,
+    ];
 
     /// Its name in JSON and on the command line.
     #[must_use]
@@ -28,6 +36,7 @@ impl Mode {
             Self::Drained => "drained",
             Self::Ungated => "ungated",
             Self::Gated => "gated",
+            Self::OneEngine => "one-engine",
         }
     }
 
@@ -35,6 +44,12 @@ impl Mode {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// Whether the offline jobs of the node are to stand still.
+    #[must_use]
+    pub const fn drains(self) -> bool {
+        matches!(self, Self::Drained | Self::OneEngine)
     }
 
     /// Whether online has the GPU to itself, so that others are compared with it.

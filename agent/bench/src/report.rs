@@ -95,6 +95,7 @@ impl Whole {
             Mode::Drained => "online alone (drained)",
             Mode::Ungated => "with offline, no control",
             Mode::Gated => "with offline, Tidegate",
+            Mode::OneEngine => "one engine, batch at low priority",
         }
     }
 }
@@ -177,7 +178,7 @@ impl Bench {
         for whole in &wholes {
             out += &line_of(whole);
         }
-        for mode in [Mode::Gated, Mode::Ungated] {
+        for mode in [Mode::Gated, Mode::Ungated, Mode::OneEngine] {
             if let Some(paired) = self.cost(mode) {
                 out += &self.cost_in_words(&paired);
             }
@@ -205,6 +206,7 @@ impl Bench {
     fn cost_in_words(&self, paired: &Paired) -> String {
         let what = match paired.mode {
             Mode::Gated => "With Tidegate",
+            Mode::OneEngine => "With a batch at low priority in the same engine",
             _ => "Without control",
         };
         let mut out = format!(
@@ -251,6 +253,7 @@ impl Bench {
             "modes": self.wholes().iter().map(whole_json).collect::<Vec<_>>(),
             "paired": cost(Mode::Gated),
             "paired_ungated": cost(Mode::Ungated),
+            "paired_one_engine": cost(Mode::OneEngine),
             "slo": {
                 "ttft_ms": self.slo.bounds.ttft_ms,
                 "tpot_ms": self.slo.bounds.tpot_ms,
@@ -398,6 +401,7 @@ const fn class(mode: Mode) -> &'static str {
     match mode {
         Mode::Alone | Mode::Drained => "alone",
         Mode::Ungated => "s0",
+        Mode::OneEngine => "s1",
         Mode::Gated => "own",
     }
 }

@@ -56,6 +56,17 @@ pub enum Call {
     Chat,
 }
 
+impl Call {
+    /// What it asks for.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
 /// A server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -183,9 +194,16 @@ pub fn model(
 /// The body of a request for `output_tokens` tokens, streamed and counted by the server.
 ///
 /// `ignore_eos` is of vLLM and SGLang: the answer has as many tokens as asked, whatever the model thinks. Others ignore
-/// it or refuse it: then `exact` leaves it out.
+/// it or refuse it: then `exact` leaves it out. So is `priority`; those without one have 0. vLLM serves the lowest first, and
+/// refuses any other than 0 unless it was started with `--scheduling-policy priority`.
 #[must_use]
-pub fn body(call: Call, model: &str, prompt: &str, output_tokens: u32, exact: bool) -> Value {
+pub fn body(
+    call: Call,
+    model: &str,
+    prompt: &str,
+    output_tokens: u32,
+    (exact, priority): (bool, i32),
+) -> Value {
     let mut body = serde_json::json!({
         "model": model,
         "stream": true,
@@ -199,6 +217,9 @@ pub fn body(call: Call, model: &str, prompt: &str, output_tokens: u32, exact: bo
     }
     if exact {
         body["ignore_eos"] = true.into();
+    }
+    if priority != 0 {
+        body["priority"] = priority.into();
     }
     body
 }

@@ -33,6 +33,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const PROBE: Duration = Duration::from_secs(10);
 /// Largest answer to a question that is no generation.
 const LARGEST: usize = 8 << 20;
+/// Priority of online's requests: that of those which name none.
+const ONLINE: i32 = 0;
 /// Requests in a row without a connection after which the server is gone.
 const GONE_AFTER: u32 = 5;
 
@@ -108,7 +110,7 @@ pub struct Driven {
     pub early: Option<String>,
 }
 
-type Connection = SendRequest<Full<Bytes>>;
+pub(crate) type Connection = SendRequest<Full<Bytes>>;
 
 /// Connections that wait for a request.
 #[derive(Debug, Default)]
@@ -133,7 +135,7 @@ impl Idle {
     }
 }
 
-async fn connect(way: &Way) -> Result<Connection, Unanswered> {
+pub(crate) async fn connect(way: &Way) -> Result<Connection, Unanswered> {
     let address = &way.target.address;
     let late = || format!("{address}: no answer in {} s", CONNECT.as_secs());
     let stream = match timeout(CONNECT, TcpStream::connect(address)).await {
@@ -165,7 +167,7 @@ where
     Ok(sender)
 }
 
-fn request(
+pub(crate) fn request(
     Way { target, key, .. }: &Way,
     path: &str,
     body: Option<String>,
@@ -342,16 +344,13 @@ impl One {
             }
         };
         self.refused.store(0, Ordering::Relaxed);
-        let path = match self.client.call {
-            Call::Completions => "/v1/completions",
-            Call::Chat => "/v1/chat/completions",
-        };
+        let path = self.client.call.path();
         // Only now: a long schedule has more text than should be held at once.
         let prompt = prompt(place.0, place.1, self.index, input);
         let Client {
             call, model, exact, ..
         } = &*self.client;
-        let body = body(*call, model, &prompt, output, *exact).to_string();
+        let body = body(*call, model, &prompt, output, (*exact, ONLINE)).to_string();
         let request = match request(way, path, Some(body)) {
             Ok(request) => request,
             Err(why) => return self.seen(now(), &Stream::default(), End::Other(why)),
@@ -364,35 +363,12 @@ impl One {
             Err(_) => End::Silent,
             Ok(Err(error)) => End::Cut(error.to_string()),
             Ok(Ok(answer)) if answer.status() != 200 => refusal(answer, self.client.silence).await,
-            Ok(Ok(answer)) => self.follow(answer.into_body(), &mut stream).await,
+            Ok(Ok(answer)) => follow(&self.client, answer.into_body(), &mut stream, |_| ()).await,
         };
         if end == End::Done && connection.ready().await.is_ok() {
             self.idle.put(connection);
         }
         self.seen(sent_ns, &stream, end)
-    }
-
-    /// Reads the answer to its end.
-    async fn follow(&self, mut body: Incoming, stream: &mut Stream) -> End {
-        loop {
-            match timeout(self.client.silence, body.frame()).await {
-                Err(_) => return End::Silent,
-                Ok(Some(Ok(frame))) => {
-                    if let Some(data) = frame.data_ref() {
-                        stream.feed(data, (self.client.clock)());
-                    }
-                }
-                Ok(Some(Err(_))) if stream.is_complete() => return End::Done,
-                Ok(Some(Err(error))) => return End::Cut(error.to_string()),
-                Ok(None) => {
-                    return match stream.error() {
-                        Some(said) => End::Error(said.to_owned()),
-                        None if stream.is_complete() => End::Done,
-                        None => End::Cut("it ended without [DONE]".to_owned()),
-                    };
-                }
-            }
-        }
     }
 
     fn seen(&self, sent_ns: u64, stream: &Stream, end: End) -> Seen {
@@ -408,8 +384,37 @@ impl One {
     }
 }
 
+/// Reads an answer to its end; `tell` hears how many tokens have come.
+pub(crate) async fn follow(
+    client: &Client,
+    mut body: Incoming,
+    stream: &mut Stream,
+    mut tell: impl FnMut(u64),
+) -> End {
+    loop {
+        match timeout(client.silence, body.frame()).await {
+            Err(_) => return End::Silent,
+            Ok(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    stream.feed(data, (client.clock)());
+                    tell(stream.output_tokens());
+                }
+            }
+            Ok(Some(Err(_))) if stream.is_complete() => return End::Done,
+            Ok(Some(Err(error))) => return End::Cut(error.to_string()),
+            Ok(None) => {
+                return match stream.error() {
+                    Some(said) => End::Error(said.to_owned()),
+                    None if stream.is_complete() => End::Done,
+                    None => End::Cut("it ended without [DONE]".to_owned()),
+                };
+            }
+        }
+    }
+}
+
 /// What a server says that does not serve.
-async fn refusal(answer: Response<Incoming>, limit: Duration) -> End {
+pub(crate) async fn refusal(answer: Response<Incoming>, limit: Duration) -> End {
     let status = answer.status().as_u16();
     let said = timeout(limit, read(answer.into_body(), 1 << 16)).await;
     let said = said.ok().and_then(Result::ok).unwrap_or_default();

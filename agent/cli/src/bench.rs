@@ -18,6 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use modes::{Steered, between};
 use std::path::Path;
 use tidegate_agent::clock::now_ns;
+use tidegate_bench::batch::{Batch, Running};
 use tidegate_bench::block::Block;
 use tidegate_bench::import;
 use tidegate_bench::plan::{Mode, Schedule, order};
@@ -119,7 +120,9 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         slo: args.slo.unwrap_or_default(),
         ..Bench::default()
     };
-    let modes = choose(args, steered.as_ref(), &mut bench.notes)?;
+    let mut modes = choose(args, steered.as_ref(), &mut bench.notes)?;
+    let batch = args.batch();
+    modes.extend(batch.map(|_| Mode::OneEngine));
     let order = order(&modes, usize::try_from(args.cycles)?);
     let names: Vec<&str> = order.iter().map(|mode| mode.name()).collect();
     let mut fact = |name: &str, value: String| bench.facts.push((name.to_owned(), value));
@@ -138,6 +141,19 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         ),
     );
     fact("Requests", format!("{} in a block", schedule.len()));
+    if let Some(batch) = batch {
+        let Batch {
+            in_flight,
+            input_tokens,
+            output_tokens,
+        } = batch;
+        fact(
+            "Batch",
+            format!(
+                "{in_flight} in flight, {input_tokens} prompt and {output_tokens} answer tokens, at low priority"
+            ),
+        );
+    }
     let said = steered
         .as_ref()
         .map_or("no agent".to_owned(), |steered| steered.said.clone());
@@ -159,6 +175,7 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         client: &client,
         schedule: &schedule,
         offline: offline.as_ref(),
+        batch,
         stop,
     };
     let done = run.blocks(&order, steered.as_mut(), &mut bench).await;
@@ -243,6 +260,7 @@ struct Run<'a> {
     client: &'a Client,
     schedule: &'a Schedule,
     offline: Option<&'a Way>,
+    batch: Option<Batch>,
     stop: watch::Receiver<bool>,
 }
 
@@ -299,6 +317,11 @@ impl Run<'_> {
         };
         let tokens = self.tokens().await;
         let from_ns = now_ns();
+        let batch = self.batch.filter(|_| mode == Mode::OneEngine);
+        let batch = batch.map(|batch| {
+            let place = (self.schedule.seed, place);
+            Running::start(self.client, batch, place)
+        });
         let told = bar.clone();
         let driven = drive(
             self.client,
@@ -310,6 +333,7 @@ impl Run<'_> {
             },
         )
         .await;
+        let batch = batch.map(|batch| (batch.tokens(), batch.failure()));
         let seconds = now_ns().saturating_sub(from_ns) as f64 / 1e9;
         bar.finish_and_clear();
         let mut block = Block::measured(mode, self.schedule, driven.seen, &slo.bounds);
@@ -329,6 +353,10 @@ impl Run<'_> {
             .await
             .zip(tokens)
             .and_then(|(after, before)| after.checked_sub(before));
+        if let Some((tokens, failure)) = batch {
+            block.offline.tokens = Some(tokens);
+            block.partial = block.partial.or(failure);
+        }
         Ok(block)
     }
 

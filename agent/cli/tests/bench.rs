@@ -140,7 +140,7 @@ fn means_are_those_of_the_server() {
         let fake = Fake::start(Behaviour {
             ttft: Duration::from_millis(150),
             tpot: Duration::from_millis(12),
-            fault: None,
+            ..Behaviour::default()
         });
         let dir = Dir::new("means");
         let machine = Lateness::begin();
@@ -236,6 +236,7 @@ fn failures_are_a_line_each_and_the_rest_counts() {
             ttft: Duration::from_millis(20),
             tpot: Duration::from_millis(2),
             fault: Some((5, fault)),
+            ..Behaviour::default()
         });
         let dir = Dir::new("faults");
         let output = bench(&dir, &blocks(&fake.url, "3", &["--slo", "ttft=1s"]));
@@ -272,6 +273,7 @@ fn what_was_measured_before_the_server_died_is_kept() {
         ttft: Duration::from_millis(5),
         tpot: Duration::from_millis(1),
         fault: Some((12, Fault::Die)),
+        ..Behaviour::default()
     });
     let dir = Dir::new("dies");
     let output = bench(&dir, &blocks(&fake.url, "600", &[]));
@@ -462,4 +464,85 @@ fn imported_files_are_compared() {
     );
     let page = std::fs::read_to_string(html).expect("a page");
     assert!(page.contains("Time to first token") && !page.contains("<script"));
+}
+
+/// P-BENCH-9: what one engine with priorities would cost is measured on the same server, in blocks of their own.
+#[test]
+fn a_batch_at_low_priority_is_kept_in_flight_in_its_own_blocks_and_in_no_other() {
+    const IN_FLIGHT: u32 = 4;
+    let ttft = Duration::from_millis(10);
+    let slower = Duration::from_millis(40);
+    let fake = Fake::start(Behaviour {
+        ttft,
+        tpot: Duration::from_millis(2),
+        priorities: Some(slower),
+        ..Behaviour::default()
+    });
+    let dir = Dir::new("batch");
+    let more = [
+        "--batch",
+        "4",
+        "--batch-input-tokens",
+        "8",
+        "--batch-output-tokens",
+        "200",
+    ];
+    let output = bench(&dir, &blocks(&fake.url, "3", &more));
+    assert!(output.status.success(), "{}", said(&output));
+    let figures = figures(&dir, &output);
+    let blocks = figures["blocks"].as_array().expect("blocks");
+    let modes: Vec<&str> = blocks
+        .iter()
+        .filter_map(|block| block["mode"].as_str())
+        .collect();
+    assert_eq!(modes, ["alone", "one-engine", "one-engine", "alone"]);
+    let low = fake.low();
+    // Two of the blocks follow each other, and the server learns late that a client is gone.
+    let most = IN_FLIGHT..=2 * IN_FLIGHT;
+    assert!(most.contains(&low.most), "{low:?} {}", said(&output));
+    let mut counted = 0;
+    for block in blocks {
+        let tokens = block["offline"]["tokens"].as_u64();
+        assert_eq!(tokens.is_some(), block["mode"] == "one-engine", "{block:#}");
+        counted += tokens.unwrap_or(0);
+        // The server makes online's requests wait for each of the batch that it has.
+        let least = (ttft + slower * (IN_FLIGHT - 1)).as_secs_f64() * 1e3;
+        let mean = block["ttft_ms"]["p50"].as_f64().expect("a median");
+        assert!(tokens.is_none() || mean > least, "{block:#}");
+    }
+    // What was on its way as a block ended is counted by neither or by the server alone.
+    assert!(counted > 0 && counted <= low.tokens, "{counted} of {low:?}");
+    assert!(
+        figures["paired_one_engine"]["ttft_pct"].is_number(),
+        "{figures:#}"
+    );
+    assert!(
+        said(&output).contains("one engine, batch at low priority"),
+        "{}",
+        said(&output)
+    );
+}
+
+/// P-BENCH-9: a server that takes no priorities is said to be one.
+#[test]
+fn a_server_without_priorities_refuses_the_batch_and_the_block_says_what_to_do() {
+    let fake = Fake::start(Behaviour {
+        ttft: Duration::from_millis(5),
+        tpot: Duration::from_millis(1),
+        ..Behaviour::default()
+    });
+    let dir = Dir::new("no-priorities");
+    let output = bench(&dir, &blocks(&fake.url, "1", &["--batch", "2"]));
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let words = [
+        "Priority scheduling is not enabled",
+        "--scheduling-policy priority",
+    ];
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    assert_eq!(fake.low(), fake::Low::default());
+    for wrong in [&["--batch", "0"][..], &["--batch-output-tokens", "9"]] {
+        let output = bench(&dir, &blocks(&fake.url, "1", wrong));
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    }
 }

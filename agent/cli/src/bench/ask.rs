@@ -4,6 +4,7 @@ use clap::Args as ClapArgs;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_agent::config::show_duration;
+use tidegate_bench::batch::Batch;
 use tidegate_bench::import::Named;
 use tidegate_bench::plan::{Mode, Request, Schedule, poisson};
 use tidegate_bench::slo::Slo;
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
     /// Compare results of guidellm, aiperf or `vllm bench serve --save-result`, in the order in which they were measured:
-    /// [MODE=]FILE, where MODE is alone, drained, ungated or gated. Sends no requests and needs no agent.
+    /// [MODE=]FILE, where MODE is alone, drained, ungated, gated or one-engine. Sends no requests and needs no agent.
     #[arg(long, value_name = "[MODE=]FILE", value_delimiter = ',', value_parser = Named::parse)]
     pub import: Vec<Named>,
     /// Approximate prompt length in tokens (with --rate).
@@ -69,6 +70,16 @@ pub struct Args {
     #[arg(long, value_name = "MODE", value_delimiter = ',', value_parser = mode)]
     #[arg(conflicts_with_all = ["alone", "import"])]
     modes: Vec<Mode>,
+    /// Also measure blocks in which the same server has N batch requests in flight at low priority, and no offline job
+    /// runs. Start vLLM with --scheduling-policy priority.
+    #[arg(long, value_name = "N", conflicts_with = "import", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: Option<u32>,
+    /// Approximate prompt length of a batch request in tokens.
+    #[arg(long, value_name = "N", default_value_t = 1024, requires = "batch", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    batch_input_tokens: u32,
+    /// Answer length of a batch request in tokens.
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "batch", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    batch_output_tokens: u32,
     /// Seconds at the beginning of a block that are not counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     warm_up: f64,
@@ -121,7 +132,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 fn mode(text: &str) -> Result<Mode, String> {
-    let mode = Mode::named(text).filter(|mode| *mode != Mode::Alone);
+    let mode = Mode::named(text).filter(|mode| !matches!(mode, Mode::Alone | Mode::OneEngine));
     mode.ok_or_else(|| "give drained, ungated or gated".to_owned())
 }
 
@@ -223,6 +234,16 @@ impl Args {
         let schedule = Schedule::new(requests, length, cuts, self.seed);
         let schedule = schedule.map_err(|error| Usage(error.to_string()))?;
         Ok((schedule, said))
+    }
+
+    /// The batch that the server has in some of the blocks.
+    #[must_use]
+    pub fn batch(&self) -> Option<Batch> {
+        self.batch.map(|in_flight| Batch {
+            in_flight,
+            input_tokens: self.batch_input_tokens,
+            output_tokens: self.batch_output_tokens,
+        })
     }
 
     /// The endpoint that generates text.

@@ -74,7 +74,7 @@ impl<'a> Steered<'a> {
         if self.ungated.take().is_some() && self.waits_for(|status| status.ungated_ns > 0).await? {
             anyhow::bail!("the agent does not end an ungated block");
         }
-        let drained = mode == Mode::Drained;
+        let drained = mode.drains();
         // Before the call: one that fails on its way may have been heard.
         self.drained = drained;
         steer::set_drained(self.agent, drained).await?;

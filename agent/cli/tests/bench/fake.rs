@@ -17,6 +17,16 @@ pub struct Behaviour {
     pub tpot: Duration,
     /// One request in so many gets this fault.
     pub fault: Option<(usize, Fault)>,
+    /// As vLLM does: priorities are refused, or each request of a low one makes the others wait so much longer.
+    pub priorities: Option<Duration>,
+}
+
+/// How many requests of a low priority it had, and the most at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Low {
+    pub tokens: u64,
+    pub now: u32,
+    pub most: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +57,7 @@ struct State {
     did: Mutex<Vec<Did>>,
     prompts: Mutex<Vec<String>>,
     keys: Mutex<Vec<String>>,
+    low: Mutex<Low>,
 }
 
 #[derive(Debug)]
@@ -66,6 +77,7 @@ impl Fake {
             did: Mutex::default(),
             prompts: Mutex::default(),
             keys: Mutex::default(),
+            low: Mutex::default(),
         });
         let shared = state.clone();
         std::thread::spawn(move || {
@@ -89,6 +101,10 @@ impl Fake {
     /// What each request had for authorization.
     pub fn keys(&self) -> Vec<String> {
         self.state.keys.lock().expect("unpoisoned").clone()
+    }
+
+    pub fn low(&self) -> Low {
+        *self.state.low.lock().expect("unpoisoned")
     }
 
     pub fn prompts(&self) -> Vec<String> {
@@ -179,20 +195,64 @@ impl State {
             )?;
             return Ok(true);
         }
+        let is_low = asked["priority"].as_i64().unwrap_or(0) > 0;
+        if is_low && self.behaviour.priorities.is_none() {
+            // vLLM 0.24, vllm/v1/engine/processor.py.
+            let text =
+                r#"{"error":{"message":"Got priority 1 but Priority scheduling is not enabled."}}"#;
+            let length = text.len();
+            write!(
+                out,
+                "HTTP/1.1 400 Bad Request\r\ncontent-length: {length}\r\n\r\n{text}"
+            )?;
+            return Ok(true);
+        }
+        if is_low {
+            let mut low = self.low.lock().expect("unpoisoned");
+            low.now += 1;
+            low.most = low.most.max(low.now);
+        }
+        let answered = self.answer(out, &asked, (read_ns, is_low), (chat.is_some(), fault));
+        if is_low {
+            self.low.lock().expect("unpoisoned").now -= 1;
+        }
+        answered
+    }
+
+    fn answer(
+        &self,
+        out: &mut TcpStream,
+        asked: &serde_json::Value,
+        (read_ns, is_low): (u64, bool),
+        (chat, fault): (bool, Option<Fault>),
+    ) -> std::io::Result<bool> {
         out.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")?;
         let tokens = asked["max_tokens"].as_u64().expect("a length");
-        let Behaviour { ttft, tpot, .. } = self.behaviour;
+        let Behaviour {
+            mut ttft,
+            tpot,
+            priorities,
+            ..
+        } = self.behaviour;
+        let now = self.low.lock().expect("unpoisoned").now;
+        if !is_low {
+            ttft += priorities.unwrap_or_default() * now;
+        }
         let (mut first, mut last) = (0, 0);
         for token in 0..tokens {
             if self.dead.load(Ordering::SeqCst) {
                 return Ok(false);
             }
             until(read_ns + (ttft + tpot * u32::try_from(token).expect("short")).as_nanos() as u64);
-            let piece = match chat {
-                Some(_) => r#"{"choices":[{"delta":{"content":"x"}}]}"#,
-                None => r#"{"choices":[{"text":"x"}]}"#,
+            let piece = if chat {
+                r#"{"choices":[{"delta":{"content":"x"}}]}"#
+            } else {
+                r#"{"choices":[{"text":"x"}]}"#
             };
             event(out, piece)?;
+            if is_low {
+                self.low.lock().expect("unpoisoned").tokens += 1;
+            }
             last = now_ns();
             if token == 0 {
                 first = last;
@@ -207,7 +267,7 @@ impl State {
             }
         }
         // Written down before the answer's end, which a client may count at once.
-        if fault.is_none() {
+        if fault.is_none() && !is_low {
             let ms = |from: u64, to: u64| (to - from) as f64 / 1e6;
             let did = Did {
                 ttft_ms: ms(read_ns, first),

@@ -90,7 +90,7 @@ fn a_server_behind_tls_is_measured() {
     let fake = Fake::start(Behaviour {
         ttft: Duration::from_millis(60),
         tpot: Duration::from_millis(6),
-        fault: None,
+        ..Behaviour::default()
     });
     let (dir, authority) = (Dir::new("tls"), Authority::new("own"));
     let ca = authority.file(&dir, "ca.pem").display().to_string();
