@@ -59,12 +59,6 @@ impl<E> EventQueue<E> {
         self.now
     }
 
-    /// When the next event is due.
-    #[must_use]
-    pub fn next_at(&self) -> Option<Time> {
-        self.heap.peek().map(|Reverse(entry)| entry.at)
-    }
-
     /// Events not yet due.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -222,12 +222,6 @@ impl Outcome {
         self.offline.tokens() as f64 / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Share of the time in which offline ran.
-    #[must_use]
-    pub fn harvested_share(&self) -> f64 {
-        self.gpu.offline.as_secs_f64() / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
-    }
-
     /// Most preemptions charged to one request.
     #[must_use]
     pub fn preemptions_per_request_max(&self) -> u32 {

@@ -372,15 +372,6 @@ impl Trainer {
         }
     }
 
-    /// Units of the same kind and window in a row, the next included.
-    #[must_use]
-    pub fn in_a_row(&self) -> u32 {
-        match self.unit().phase {
-            Phase::Forward => self.layers - self.layer,
-            _ => 1,
-        }
-    }
-
     /// Part of the unit under way that is left, from 0 to 1.
     #[must_use]
     pub fn left(&self) -> f64 {

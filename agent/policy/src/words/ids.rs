@@ -126,15 +126,6 @@ pub struct Tokens(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handles(pub u32);
 
-/// One physical VMM allocation of one process; its number is the process' own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HandleId {
-    /// Whose.
-    pub session: SessionId,
-    /// Which of its own.
-    pub number: u32,
-}
-
 /// A KV block of an engine, by the engine's own number. Equal on all ranks of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
