@@ -1,6 +1,6 @@
-//! `nemesis gate|reclaim|operators|hostile|cluster`: random schedules against the gate, against KV memory that is taken
-//! from a running engine, beside what happens on a machine that people operate, or beside attackers, judged from the
-//! device's own history; or against jobs that Slurm places, judged by what Slurm wrote.
+//! `nemesis gate|reclaim|lease|operators|hostile|cluster`: random schedules against the gate, against KV memory that is
+//! taken from a running engine, against leases of trainers, beside what happens on a machine that people operate, or
+//! beside attackers, judged from the device's own history; or against jobs that Slurm places, judged by what Slurm wrote.
 //! `scripts/nemesis finetune` is Python (`finetune/nemesis.py`), and has its devices' histories judged here.
 //!
 //! Exit codes: 0 every promise held; 1 one was broken (the seed that replays it is printed);
@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use tidegate_policy::ids::Bytes;
 use tidegate_policy::resident::resident;
 use tidegate_sim::gate::{Break, Played, Totals, explain, run_all};
+use tidegate_sim::lease as leases;
 use tidegate_sim::reclaim as play;
 use tidegate_sim::timeline::Timeline;
 use tidegate_tests::clock::Standstill;
@@ -37,6 +38,8 @@ enum What {
     Gate(Gate),
     /// Stripes taken and given back, kills, engine and agent restarts under a running engine.
     Reclaim(Reclaim),
+    /// Bursts and prompts in mid-unit beside trainers that obey, are late, lie, die and freeze, and agents that die.
+    Lease(Lease),
     /// Killed, stopped and frozen processes, full disks, jumping clocks, second agents, under a working gate.
     Operators(Operators),
     /// Processes of a user without rights that mean it ill, beside an honest pair.
@@ -136,6 +139,27 @@ struct Reclaim {
     /// Breaks something on purpose, to see that it is noticed.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Lease {
+    /// What runs the schedules.
+    #[arg(long, value_enum, default_value_t = LeaseMode::Virtual)]
+    mode: LeaseMode,
+    /// How many.
+    #[arg(long, default_value_t = 2_000)]
+    schedules: u64,
+    #[command(flatten)]
+    run: Run,
+    /// Breaks something on purpose, to see that it is noticed.
+    #[arg(long = "break", hide = true, default_value = "nothing")]
+    broken: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LeaseMode {
+    /// Device model, agent core and interposer core in one process, in virtual time.
+    Virtual,
 }
 
 /// What is broken, by name; each mode has its own.
@@ -260,13 +284,14 @@ fn main() -> ExitCode {
     let what = Args::parse().what;
     if let Some((kind, why)) = unexplained(&what) {
         eprintln!(
-            "nemesis: --explain is not of {kind}: {why}. It is of gate, and of reclaim with --mode virtual or real"
+            "nemesis: --explain is not of {kind}: {why}. It is of gate and lease, and of reclaim with --mode virtual or real"
         );
         return ExitCode::from(2);
     }
     let gate = match what {
         What::Gate(gate) => gate,
         What::Reclaim(wanted) => return reclaim(&wanted),
+        What::Lease(wanted) => return lease(&wanted),
         What::Operators(wanted) => return operate(&wanted),
         What::Hostile(wanted) => return attack(&wanted),
         What::Cluster(wanted) => return place(&wanted),
@@ -339,6 +364,45 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
         (violations, figures, empty),
         &replay,
         why,
+        wanted.run.json.as_deref(),
+    )
+}
+
+fn lease(wanted: &Lease) -> ExitCode {
+    let LeaseMode::Virtual = wanted.mode;
+    let broken = match named(&leases::Break::NAMES, &wanted.broken) {
+        Ok(broken) => broken,
+        Err(error) => {
+            eprintln!("nemesis: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let schedules = if wanted.run.explain {
+        print!("{}", leases::explain(wanted.run.seed, broken));
+        1
+    } else {
+        wanted.schedules
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let totals = leases::run_all(wanted.run.seed, schedules, threads, broken);
+    let figures = totals.figures;
+    let json = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "leases": figures.leases,
+        "overruns": figures.overruns,
+        "requests": figures.requests,
+        "late": figures.late,
+        "ran_without_leave": figures.ran_without_leave,
+        "beside_s": figures.beside_ns as f64 / 1e9,
+        "prediction_error_mean": totals.prediction_error(),
+        "seed": wanted.run.seed,
+    });
+    let empty = totals.is_empty() && !wanted.run.explain;
+    conclude(
+        (totals.violations, json, empty),
+        "lease --mode virtual --schedules 1",
+        "too few leases or overruns",
         wanted.run.json.as_deref(),
     )
 }

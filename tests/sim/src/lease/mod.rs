@@ -108,6 +108,7 @@ mod tests {
         assert!(totals.violations.iter().any(seen), "{broken:?}: {totals:?}");
     }
 
+    /// P-LEASE-5: nobody trains without leave, and online keeps what it keeps alone.
     #[test]
     fn sixty_schedules_keep_every_promise_and_are_about_something() {
         let totals = run_all(1, 60, 2, Break::Nothing);
