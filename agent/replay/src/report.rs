@@ -331,6 +331,12 @@ impl Report {
                 },
             );
         }
+        self.add_caveats(chosen, &mut said);
+        said.trim_end().to_owned()
+    }
+
+    /// What the operator must know besides: refused requests, no control at all, and promises that are not kept.
+    fn add_caveats(&self, chosen: &Row, said: &mut String) {
         if let (refused @ 1.., offered) = chosen.refused {
             let _ = write!(
                 said,
@@ -353,7 +359,7 @@ impl Report {
             );
         }
         if chosen.faults > 0 {
-            said += "More memory was given than there is, so that none of this holds: please report it. ";
+            *said += "More memory was given than there is, so that none of this holds: please report it. ";
         } else if !chosen.within_bounds() {
             let (ttft, tpot, preemptions) = BOUNDS;
             let _ = write!(
@@ -362,9 +368,8 @@ impl Report {
                  preemption a request: look at where the time goes before you deploy. ",
             );
         } else if self.alone.gpu_share > 0.9 {
-            said += "Online leaves little: this GPU is near its peak load. ";
+            *said += "Online leaves little: this GPU is near its peak load. ";
         }
-        said.trim_end().to_owned()
     }
 }
 /// What a GPU is called, and where its iteration times are from, if not from itself.

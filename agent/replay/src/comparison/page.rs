@@ -117,12 +117,19 @@ fn content(alone: &[&Cell], rows: &[Row<'_>]) -> String {
         ),
     ];
     let mut out = side_by_side(&plots);
+    let all: Vec<&Row<'_>> = alone_rows.iter().chain(rows).collect();
+    push_table(&mut out, &all);
+    out
+}
+
+/// Each policy's figures, as a table.
+fn push_table(out: &mut String, rows: &[&Row<'_>]) {
     out.push_str(
         "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>trained tokens/s</th><th>steps a day</th>\
          <th>of a GPU of its own</th><th>gap</th><th>serial</th><th>fused</th><th>spatial</th><th>TTFT mean</th><th>p99</th><th>TPOT mean</th><th>p99</th>\
          <th>keeps</th><th>of the oracle</th></tr></thead><tbody>\n",
     );
-    for row in alone_rows.iter().chain(rows) {
+    for row in rows {
         let mark = if row.0 == "Tidegate" {
             " class=\"own\""
         } else {
@@ -157,5 +164,4 @@ fn content(alone: &[&Cell], rows: &[Row<'_>]) -> String {
         out.push_str("</tr>\n");
     }
     out.push_str("</tbody></table></div>\n");
-    out
 }
