@@ -9,39 +9,13 @@ mod online;
 mod play;
 mod script;
 mod trainer;
+mod words;
 
 use crate::sweep;
 use crate::timeline::Timeline;
 pub use judge::Figures;
-use play::Leases;
-
-/// What is broken on purpose, to see that the judge notices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Break {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// The agent ends no lease by itself.
-    NoEnd,
-    /// The agent does not hear of a prompt until the next iteration.
-    Deaf,
-    /// Leases are off: an empty run.
-    Off,
-}
-
-impl Break {
-    /// Each with its name on the command line.
-    pub const NAMES: [(&'static str, Self); 4] = [
-        ("nothing", Self::Nothing),
-        ("no-end", Self::NoEnd),
-        ("deaf", Self::Deaf),
-        ("off", Self::Off),
-    ];
-
-    const fn deaf(self) -> bool {
-        matches!(self, Self::Deaf)
-    }
-}
+pub use words::Break;
+use words::Leases;
 
 /// All schedules together.
 #[derive(Clone, Debug, Default)]

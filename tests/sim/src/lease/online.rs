@@ -1,9 +1,8 @@
 //! The engine: it reads prompts, decodes what is in flight together, and says its iterations.
 
-use super::play::{Happening, Leases};
+use super::words::{Decodes, Engine, Happening, Leases, Turn};
 use crate::dice::US;
 use crate::world::World;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use tidegate_abi::beats::{self, BATCH_KNOWN, BeatPage};
@@ -11,40 +10,6 @@ use tidegate_device::Work;
 
 /// Requests that decode together at most.
 const MOST: usize = 32;
-
-/// A request that decodes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Decodes {
-    request: usize,
-    left: u64,
-    first: u64,
-}
-
-/// An iteration that runs.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    began: u64,
-    /// Whose prompt it reads; None: it decodes.
-    prompt: Option<usize>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Engine {
-    pub page: Option<Arc<BeatPage>>,
-    waiting: VecDeque<usize>,
-    decodes: Vec<Decodes>,
-    turn: Option<Turn>,
-    /// Its next iteration is on its way.
-    begins: bool,
-    iterations: u64,
-}
-
-impl Engine {
-    fn in_flight(&self) -> u64 {
-        let reads = usize::from(self.turn.is_some_and(|turn| turn.prompt.is_some()));
-        (self.waiting.len() + self.decodes.len() + reads) as u64
-    }
-}
 
 impl World<Leases> {
     pub fn engine(&mut self) -> Option<(usize, &mut Engine)> {

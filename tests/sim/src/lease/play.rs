@@ -1,10 +1,8 @@
 //! The play: an engine that says its iterations, trainers beside it, and what goes wrong.
 
-use super::Break;
 use super::judge::{Figures, Judge, Served, tails};
-use super::online::Engine;
 use super::script::{Fault, Script};
-use super::trainer::Trainer;
+use super::words::{Break, Happening, Leases, Own, Trainer};
 use crate::dice::{Dice, MS, US};
 use crate::process::Process;
 use crate::timeline::Timeline;
@@ -24,51 +22,6 @@ use tidegate_vgpu::personality::Personality;
 
 /// An engine that alone comes nearer than this part to what was promised keeps it by chance.
 const NEAR: u64 = 100;
-
-/// What is of this play.
-#[derive(Debug)]
-pub(super) struct Leases {
-    pub script: Script,
-    pub judge: Judge,
-    pub broken: Break,
-}
-
-/// What happens to programs.
-#[derive(Debug)]
-pub(super) enum Happening {
-    Request(usize),
-    Turn(usize),
-    /// A trainer launches a unit, of a lease.
-    Unit(usize, Option<u64>),
-    Thaws(usize),
-    Dies(usize),
-    Fault(usize),
-    /// The engine has made its page of beats.
-    Beats(usize),
-}
-
-/// What a process is doing.
-#[derive(Debug)]
-pub(super) enum Own {
-    Engine(Box<Engine>),
-    Trainer(Trainer),
-}
-
-impl Own {
-    pub fn engine(&mut self) -> Option<&mut Engine> {
-        match self {
-            Self::Engine(engine) => Some(engine),
-            Self::Trainer(_) => None,
-        }
-    }
-
-    pub fn trainer(&mut self) -> Option<&mut Trainer> {
-        match self {
-            Self::Trainer(trainer) => Some(trainer),
-            Self::Engine(_) => None,
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Shown(Arc<BeatPage>);

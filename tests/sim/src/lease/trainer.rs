@@ -1,10 +1,9 @@
 //! Trainers: what the library's rules ([`tidegate_core::lease`]) let them do, and those that do something else.
 
-use super::play::{Happening, Leases, Own};
 use super::script::Kind;
+use super::words::{Happening, Leases, Own, Trainer};
 use crate::dice::{MS, US};
 use crate::world::World;
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::page::{LEASE_GIVEN, LEASE_NUMBER, LEASE_STATE, LEASED_NUMBER, LEASED_OVER};
 use tidegate_core::landing::Landing;
@@ -13,46 +12,6 @@ use tidegate_device::Work;
 
 /// Units that a trainer offers in a row.
 const MOST: u32 = 64;
-
-#[derive(Debug)]
-pub(super) struct Trainer {
-    pub kind: Kind,
-    /// What a unit takes, ns.
-    pub unit: u64,
-    /// Units on the device: of which lease, if of one.
-    units: VecDeque<Option<u64>>,
-    /// A unit is about to be launched.
-    begins: bool,
-    frozen_until: u64,
-    /// The words as they were seen last: number and state.
-    seen: u64,
-}
-
-impl Trainer {
-    pub fn new(kind: Kind, unit: u64) -> Self {
-        Self {
-            kind,
-            unit,
-            units: VecDeque::new(),
-            begins: false,
-            frozen_until: 0,
-            seen: 0,
-        }
-    }
-
-    /// What it says that a unit takes, ns.
-    fn claimed(&self) -> u64 {
-        match self.kind {
-            Kind::Miscounts => self.unit / 4,
-            _ => self.unit,
-        }
-    }
-
-    /// Its units are what it says, and end where the library says.
-    pub fn keeps(&self) -> bool {
-        matches!(self.kind, Kind::Obedient | Kind::Late | Kind::Dies)
-    }
-}
 
 impl World<Leases> {
     fn trainer(&mut self, pid: usize) -> Option<&mut Trainer> {
