@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..beats import Beats
 from ..job import Iteration
-from .hooks import STATE
+from .state import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,6 +14,7 @@ from .arrivals import Arrivals
 from .grown import GrownBlocks
 from .hints import Hints
 from .lost import LostBlocks
+from .state import STATE
 from .versions import SCHEDULER
 
 log = logging.getLogger("vllm.tidegate")
@@ -25,9 +26,6 @@ HINTS = ("update_from_output", "add_request", "finish_requests")
 
 #: What is listened to besides where there are no others: a step begins there.
 STEPS = (*HINTS, "schedule")
-
-#: The attribute of a scheduler, and of its block pool, that holds what the plugin knows of it.
-STATE = "_tidegate"
 
 
 def _inside(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
