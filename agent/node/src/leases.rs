@@ -1,7 +1,8 @@
 //! Delivers leases: which process holds the lease of each GPU, and what the words on its page say.
 //!
 //! Nothing is decided here. A lease goes to the process that offered units on that GPU for its job. The words of a
-//! trainer's device are always in one of three states. They change only after the gate has changed:
+//! trainer's device are always in one of three states, from its first device on and before it offers anything. They
+//! change only after the gate has changed:
 //!
 //! ```text
 //!   given       units may begin
@@ -130,7 +131,16 @@ impl Leases {
         let lent = &self.lent;
         members.each_trainer(|session, job| {
             let state = policy.job(job).map(|view| view.state);
-            let free = matches!(state, Some(JobState::Running | JobState::Breathing));
+            // What is not managed waits at its launch gate alone, which says whether it may run.
+            let free = matches!(
+                state,
+                Some(
+                    JobState::Running
+                        | JobState::Breathing
+                        | JobState::Unmanaged
+                        | JobState::Unknown
+                )
+            );
             for slot in 0..session.slots.len() {
                 let has = |lent: &Lent| (lent.session, lent.slot) == (session.id, slot);
                 if session.slots[slot].gpu.is_some() && !lent.iter().any(has) {

@@ -36,7 +36,7 @@ pub struct Members {
     asks: bool,
     /// What policy was told of each job that is there, where it is not what policy takes a job for anyway.
     terms: BTreeMap<JobId, Terms>,
-    /// Processes that offer units.
+    /// Offline processes that offer units or could: whether they need a lease stands in their words.
     trainers: BTreeSet<u64>,
     /// Kept for its room: what one ring says of online's iterations.
     news: Vec<tidegate_policy::lease::event::Event>,
@@ -375,6 +375,7 @@ impl Members {
                 if let Some(job) = session.job {
                     cx.ask(Request::Gates(job));
                 }
+                self.could_train(id, cx);
             }
             Role::Ignore => {}
         }

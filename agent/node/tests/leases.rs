@@ -288,6 +288,25 @@ fn where_leases_are_off_no_word_is_written() {
     assert!(!node.is_on());
 }
 
+/// P-TRAINER-15: what has offered nothing yet is told whether it needs a lease: its launch gate may be open while its
+/// channels are disabled, and what it launched then would run when they are enabled for a lease.
+#[test]
+fn before_a_first_offer_it_is_told_whether_it_needs_a_lease() {
+    let mut node = Node::new(Some(LEASING));
+    node.offer(0);
+    assert_eq!(node.lease(), (0, LEASE_WITHDRAWN, true));
+    assert!(!node.is_on());
+    node.rig.requests(node.online, 0);
+    node.rig.edge(node.online, 0, false, 1);
+    node.rig.pass(MS);
+    node.rig.rest();
+    assert_eq!(node.lease(), (0, LEASE_NONE, true));
+    assert!(node.is_on());
+    node.rig.edge(node.online, 0, true, 1);
+    node.rig.rest();
+    assert_eq!(node.lease().1, LEASE_WITHDRAWN);
+}
+
 /// P-TRAINER-15: by an open gate a trainer needs no lease, and once it shuts none of its units begins without one.
 #[test]
 fn by_an_open_gate_no_lease_is_needed() {

@@ -91,27 +91,16 @@ impl Members {
             cx.step(Event::Lease(LeaseEvent::Offered { gpu, job, unit }));
         }
         let trains = offer.most > 0;
-        if trains == session.lease.trains {
-            return;
-        }
         session.lease.trains = trains;
-        if trains {
-            self.trainers.insert(id);
-        } else {
-            self.trainers.remove(&id);
-            for slot in 0..session.slots.len() {
-                if session.lease.told[slot].is_some() {
-                    session.tell_no_lease(slot, true);
-                }
-            }
-        }
-        let Some(page) = &session.link.page else {
+        if !trains {
             return;
-        };
-        if trains && !self.bells.has(id) {
+        }
+        self.trainers.insert(id);
+        // From now on it is heard also while it offers nothing: it may end a lease then.
+        if let Some(page) = &session.link.page
+            && !self.bells.has(id)
+        {
             self.bells.add_offline(id, page);
-        } else if !trains && !session.state.asked {
-            self.bells.remove(id);
         }
     }
 
@@ -121,10 +110,11 @@ impl Members {
             return;
         }
         self.hear_offer(id, cx);
-        let Some(session) = self.sessions.get_mut(&id) else {
+        let trainer = self.trainers.contains(&id);
+        let Some(session) = self.sessions.get_mut(&id).filter(|_| trainer) else {
             return;
         };
-        let Some(page) = session.link.page.as_ref().filter(|_| session.lease.trains) else {
+        let Some(page) = &session.link.page else {
             return;
         };
         let done = &mut session.lease.done;
@@ -139,7 +129,34 @@ impl Members {
         }
     }
 
-    /// Each process that offers units, with its job.
+    /// An offline process uses a GPU, and could offer units: its words say from now on whether it needs a lease. Until it
+    /// offers some they could say so too late, and a unit would be launched that runs when its channels are enabled.
+    pub(super) fn could_train(&mut self, id: u64, cx: &Context<'_>) {
+        let knows = self.get(id).is_some_and(|own| own.library.knows_leases);
+        if knows && cx.settings.leases.is_some() {
+            self.trainers.insert(id);
+        }
+    }
+
+    /// It needs no lease any more.
+    pub(super) fn needs_no_lease(&mut self, id: u64) {
+        if !self.trainers.remove(&id) {
+            return;
+        }
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        for slot in 0..session.slots.len() {
+            if session.lease.told[slot].is_some() {
+                session.tell_no_lease(slot, true);
+            }
+        }
+        if !session.state.asked {
+            self.bells.remove(id);
+        }
+    }
+
+    /// Each process that offers units or could, with its job.
     pub(crate) fn each_trainer(&mut self, mut each: impl FnMut(&mut Session, JobId)) {
         for id in &self.trainers {
             let session = self.sessions.get_mut(id);
@@ -182,6 +199,7 @@ impl Members {
             trainers.map(|own| own.id).collect()
         };
         for id in trainers {
+            self.could_train(id, cx);
             self.hear_offer(id, cx);
         }
         if cx.settings.leases.is_none() {
@@ -209,6 +227,7 @@ impl Members {
         let ids: Vec<u64> = self.sessions.keys().copied().collect();
         for id in ids {
             self.hear_offer(id, cx);
+            self.needs_no_lease(id);
             if let Some(session) = self.sessions.get_mut(&id) {
                 session.lease.followers.clear();
             }

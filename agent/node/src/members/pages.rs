@@ -99,6 +99,7 @@ impl Members {
         if offline {
             session.library.knows_leases = false;
             self.hear_offer(id, cx);
+            self.needs_no_lease(id);
             return self.counts_as_working(id, cx);
         }
         cx.counters.pages_dropped += 1;

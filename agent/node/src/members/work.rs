@@ -72,7 +72,7 @@ impl Members {
                     }
                     // Its prober sleeps on the gates.
                     page.wake_gates();
-                } else if !session.lease.trains {
+                } else if !self.trainers.contains(&session.id) {
                     self.bells.remove(session.id);
                 }
             }
