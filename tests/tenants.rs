@@ -479,3 +479,34 @@ fn false_claims_of_a_stranger_with_thousands_of_files_wait_for_each_other() {
     honest.online.ask("idle 0");
     wait_all(&honest.node, client, false);
 }
+
+/// P-FAIR-23: a process that has shown no channel of its own has no part of the memory of those that have one, and one that
+/// has gets its part.
+#[test]
+fn a_cache_that_a_stranger_invents_takes_no_memory_from_an_engine() {
+    const STRIPE: u64 = 2 << 20;
+    let Some(honest) = Honest::beside_strangers("[memory]\npool = \"256MiB\"\n") else {
+        return;
+    };
+    let deserves = |name: &str| {
+        let status = status(&honest.node);
+        let jobs = status["jobs"].as_array()?.clone();
+        let job = jobs.into_iter().find(|job| job["name"] == name)?;
+        Some(job["memory"]["deserves_bytes"].as_u64()? / STRIPE)
+    };
+    let mut engine = Peer::attached(&honest.node, "offline", "engine");
+    engine.channels(0, 2);
+    engine.ask("cache 100");
+    let mut liar = honest.stranger("liar");
+    liar.ask("cache 100");
+    wait_so("the stranger to be weighed", || deserves("liar").is_some());
+    assert_eq!((deserves("engine"), deserves("liar")), (Some(100), Some(0)));
+    let mut second = Peer::attached(&honest.node, "offline", "second");
+    second.channels(0, 2);
+    second.ask("cache 100");
+    wait_so("a second engine to have its part", || {
+        deserves("second").is_some_and(|stripes| stripes > 40)
+    });
+    assert_eq!(deserves("liar"), Some(0));
+    assert!(deserves("engine").is_some_and(|stripes| (40..100).contains(&stripes)));
+}

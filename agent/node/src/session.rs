@@ -142,6 +142,8 @@ pub struct State {
     pub waits: Option<u64>,
     /// Policy takes it to have none.
     pub rests: bool,
+    /// Policy takes it not to count among others.
+    pub uncounted: bool,
 }
 
 /// The driver's files of a process.

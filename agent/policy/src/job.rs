@@ -47,6 +47,8 @@ struct Member {
     channels: Vec<(GpuId, Channels)>,
     /// It said that it has no work, and when.
     idle: Option<Instant>,
+    /// It counts when memory is divided.
+    counts: bool,
     /// What computes for it, by GPU, and why that cannot be given timeslices.
     groups: Vec<(GpuId, u32, Option<Lacks>)>,
 }

@@ -211,6 +211,7 @@ impl Node {
                 }
             }
             Event::Works { .. }
+            | Event::Counts { .. }
             | Event::Terms { .. }
             | Event::Groups { .. }
             | Event::SliceRefused { .. } => self.stand_beside_others(event, now),
@@ -248,6 +249,7 @@ impl Node {
         for known in &mut self.jobs {
             match event {
                 Event::Works { session, works } => known.works(session, works, now),
+                Event::Counts { session, counts } => known.set_counts(session, counts),
                 Event::Groups {
                     session,
                     gpu,

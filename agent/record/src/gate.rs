@@ -15,6 +15,7 @@ rows! {
     "offline_attached" OfflineAttached { session, job, gpus, standing }
     "offline_gone" OfflineGone { session }
     "works" Works { session, works }
+    "counts" Counts { session, counts }
     "groups" Groups { session, gpu, groups, lacks }
     "slice_refused" SliceRefused { job, status }
     "terms" Terms { job, terms }

@@ -37,6 +37,14 @@ fn works(session: &Session, settings: &Settings) -> bool {
 /// Looks at its page, and tells policy what has changed.
 fn tell(session: &mut Session, cx: &mut Context<'_>) {
     read(session);
+    let counts = session.counts(cx.settings);
+    if counts == session.state.uncounted {
+        session.state.uncounted = !counts;
+        cx.step(Event::Counts {
+            session: SessionId(session.id),
+            counts,
+        });
+    }
     let works = works(session, cx.settings);
     if works == session.state.rests {
         session.state.rests = !works;

@@ -26,6 +26,18 @@ impl Job {
         }
     }
 
+    pub fn set_counts(&mut self, session: SessionId, counts: bool) {
+        let said = self.members.iter_mut().find(|m| m.session == session);
+        if let Some(member) = said {
+            member.counts = counts;
+        }
+    }
+
+    /// Whether it has a part when memory is divided: one process that counts is enough.
+    pub fn counts(&self) -> bool {
+        self.members.iter().any(|member| member.counts)
+    }
+
     pub fn groups_changed(
         &mut self,
         session: SessionId,

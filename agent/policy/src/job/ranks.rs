@@ -22,6 +22,7 @@ impl Job {
                     standing,
                     channels: Vec::new(),
                     idle: None,
+                    counts: true,
                     groups: Vec::new(),
                 });
                 self.launch_gate = LaunchGate::Unset;

@@ -17,6 +17,9 @@
 //! * Where nobody has too little nothing moves. Where one has, as after another arrived, who has too much gives it up,
 //!   a batch at a time: at most once per interval while it runs.
 //!
+//! A job none of whose processes counts has no part beside others: it deserves nothing, so that what it holds is taken
+//! first, and what it says it has takes nothing from theirs. To itself it is shown what it would have if it counted.
+//!
 //! A job alone on its GPUs is not weighed, and nothing is decided otherwise than if it had no weight.
 
 use super::Memory;
@@ -50,6 +53,8 @@ pub(super) struct Part {
     /// It has this, when what was begun is done.
     pub held: Bytes,
     pub deserves: Bytes,
+    /// It is one of those among whom memory is divided.
+    counts: bool,
     settled: bool,
 }
 
@@ -79,6 +84,10 @@ impl Part {
 /// bounds is settled on the side that weighs more, and the rest is divided again.
 fn level(parts: &mut [Part], room: Bytes) {
     let mut left = u128::from(room.0);
+    for part in parts.iter_mut().filter(|part| !part.counts) {
+        (part.deserves, part.settled) = (part.fixed, true);
+        left = left.saturating_sub(u128::from(part.fixed.0));
+    }
     loop {
         let open = parts.iter().filter(|part| !part.settled);
         let weights: u128 = open.map(|part| u128::from(part.weight)).sum();
@@ -175,7 +184,8 @@ impl Memory {
                 || self.has_rooms(job.id, gpu)
                 || self.counted.iter().any(|c| counted(c) && job.has(c.0))
         };
-        let weight = weigh(jobs.iter().filter(here));
+        let counts = |job: &Job| job.counts() || also == Some(job.id);
+        let weight = weigh(jobs.iter().filter(|job| here(job) && counts(job)));
         let member = |job: &Job| {
             let counted = self.counted.iter();
             let counted = counted.filter(|counted| counted.1 == gpu && job.has(counted.0));
@@ -192,6 +202,7 @@ impl Memory {
                 claim: counted,
                 held: held.sum(),
                 deserves: Bytes::ZERO,
+                counts: counts(job),
                 settled: false,
             };
             if let Some(books) = self.jobs.iter().find(|books| books.job == job.id) {
@@ -204,6 +215,9 @@ impl Memory {
             if self.has_rooms(job.id, gpu) {
                 // What it will want is not known before it has a cache.
                 part.claim = ledger.pool();
+            }
+            if !part.counts {
+                (part.fixed, part.claim) = (Bytes::ZERO, Bytes::ZERO);
             }
             part
         };
@@ -278,7 +292,8 @@ impl Memory {
             return Bytes::ZERO;
         };
         parts[at].claim = pool;
-        let to_come = u64::from(slots).saturating_sub(parts.len() as u64);
+        let counting = parts.iter().filter(|part| part.counts).count();
+        let to_come = u64::from(slots).saturating_sub(counting as u64);
         if to_come > 0 {
             parts.push(Part {
                 weight: UNIT * to_come,
@@ -545,6 +560,7 @@ mod tests {
             claim: Bytes(claim),
             held: Bytes::ZERO,
             deserves: Bytes::ZERO,
+            counts: true,
             settled: false,
         }
     }

@@ -102,6 +102,13 @@ pub enum Event<'a> {
         /// Whether it has.
         works: bool,
     },
+    /// Whether an offline process counts when memory is divided among jobs. Until it says so it does.
+    Counts {
+        /// The process.
+        session: SessionId,
+        /// Whether it does.
+        counts: bool,
+    },
     /// Where jobs are to share GPUs by timeslices: what an offline process has there that can be given some. Said before
     /// the [`Event::ChannelsChanged`] that goes with it.
     Groups {

@@ -92,6 +92,26 @@ pub fn cache(kv: u32, stripes: u32) -> v1::client_event::Event {
     })
 }
 
+/// A cache of so many stripes of 2 MiB, all of it there.
+pub fn whole(stripes: u32) -> v1::client_event::Event {
+    let ones = || vec![1; stripes as usize];
+    let mut backed = vec![0xff; stripes as usize / 8];
+    if !stripes.is_multiple_of(8) {
+        backed.push((1 << (stripes % 8)) - 1);
+    }
+    v1::client_event::Event::KvRegistered(v1::KvRegistered {
+        kv: 1,
+        world: 1,
+        handle_bytes: 2 << 20,
+        block_count: stripes,
+        first_block: (0..stripes).collect(),
+        blocks: ones(),
+        handles: ones(),
+        backed,
+        ..v1::KvRegistered::default()
+    })
+}
+
 /// So many open files, of no use.
 pub fn table(count: u64) -> Result<Vec<File>> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};

@@ -252,6 +252,7 @@ impl Peer {
                 self.table = attack::table(number(words, 0)?).map_err(text)?;
                 Ok(format!("table {}", self.table.len()))
             }
+            "cache" => self.send(attack::whole(number(words, 0)?)),
             "caches" => {
                 let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
                 for kv in 1.. {

@@ -64,6 +64,8 @@ fn layout(stripes: u32) -> Layout {
 struct Job {
     terms: Terms,
     gpus: GpuSet,
+    /// It is one of those among whom memory is divided.
+    counts: bool,
     stripes: u32,
     backed: BTreeSet<u32>,
     /// Ranks that have not done what was begun.
@@ -167,13 +169,15 @@ impl World {
     fn deserved(&self, gpu: GpuId) -> BTreeMap<u32, f64> {
         let left = POOL as f64 - self.online[gpu.index()] as f64 - self.wanted(gpu) as f64;
         let weight = |job: &Job| {
-            let own = |other: &&(u32, &Job)| other.1.terms.user == job.terms.user;
+            let own = |other: &&(u32, &Job)| other.1.counts && other.1.terms.user == job.terms.user;
             let all = self.here(gpu).filter(|other| own(&other));
             let sum: u32 = all.map(|other| other.1.terms.weight).sum();
             f64::from(job.terms.user_weight * job.terms.weight) / f64::from(sum)
         };
-        let at =
-            |level: f64, job: &Job| (level * weight(job)).clamp(FIXED as f64, job.claim() as f64);
+        let at = |level: f64, job: &Job| match job.counts {
+            true => (level * weight(job)).clamp(FIXED as f64, job.claim() as f64),
+            false => 0.0,
+        };
         let (mut low, mut high) = (0.0, 1e9);
         for _ in 0..100 {
             let level = f64::midpoint(low, high);
@@ -203,8 +207,10 @@ impl World {
                     let stripes = self.bench.node.stripes(reclaim);
                     let stripes: Vec<u32> = stripes.iter().map(|stripe| stripe.0).collect();
                     let takes = stripes.iter().all(|stripe| job.backed.contains(stripe));
+                    // One that was called off at once took nothing, and what was decided since is not what it stood on.
+                    let goes_on = !stripes.is_empty();
                     job.begun = Some((reclaim, stripes, takes));
-                    if takes {
+                    if takes && goes_on {
                         begun.insert(job_of(session));
                     }
                 }
@@ -233,6 +239,12 @@ impl World {
         }
         for job in begun {
             self.judge(job);
+        }
+        let (now, held) = (self.bench.now, &self.bench.held);
+        for (id, job) in &mut self.jobs {
+            let runs = held.values().any(|held| *held == (JobId(*id), true));
+            let asked_again = |at: &u64| runs && now > at + 100 * MS;
+            job.refused_at = job.refused_at.filter(|at| !asked_again(at));
         }
         for (id, job) in &mut self.jobs {
             // What was called off before anything moved leaves no trace but this.
@@ -264,14 +276,12 @@ impl World {
     /// Nobody that has less than it deserves pays while another has a stripe more, on any GPU it pays on.
     fn judge(&mut self, payer: u32) {
         self.reclaims += 1;
-        let now = self.bench.now;
         let unfair = |gpu: GpuId| {
             let deserved = self.deserved(gpu);
             let below = (self.jobs[&payer].held() as f64) < deserved[&payer] - 4.0;
             let richer = self.here(gpu).find(|(id, job)| {
                 let above = job.held() as f64 - deserved[id] >= STRIPE as f64 + 4.0;
-                let able = job.refused_at.is_none_or(|at| now > at + 100 * MS);
-                *id != payer && above && able
+                *id != payer && above && job.refused_at.is_none()
             });
             below.then_some(richer).flatten().map(|richer| richer.0)
         };
@@ -325,6 +335,7 @@ impl World {
             Job {
                 terms,
                 gpus: GpuSet::EMPTY,
+                counts: true,
                 stripes,
                 backed: (0..stripes).collect(),
                 waits: BTreeSet::new(),
@@ -348,6 +359,22 @@ impl World {
                 reclaimable: true,
                 counted: Bytes::ZERO,
             });
+        }
+    }
+
+    /// Each process of a job has shown that it has a channel, or none has any more.
+    fn set_counts(&mut self, id: u32, counts: bool) {
+        let Some(job) = self.jobs.get(&id) else {
+            return;
+        };
+        let gpus: Vec<GpuId> = job.gpus.iter().collect();
+        for (nth, gpu) in (1..).zip(&gpus) {
+            // One process that counts is enough.
+            if counts || nth == gpus.len() {
+                self.jobs.get_mut(&id).expect("it is there").counts = counts;
+            }
+            let session = session(id, *gpu);
+            self.tell(Event::Counts { session, counts });
         }
     }
 
@@ -489,7 +516,8 @@ impl World {
             let gangs = self.jobs.values().any(|job| job.gpus.len() > 1);
             let off = |(id, job): &(u32, &Job)| {
                 let slack = (deserved[id] / 40.0).max(STRIPE as f64);
-                (job.held() as f64 - deserved[id]).abs() > 2.0 * slack
+                // Nobody takes what one that does not count has and nobody wants.
+                job.counts && (job.held() as f64 - deserved[id]).abs() > 2.0 * slack
             };
             let several = self.here(gpu).nth(1).is_some() && !gangs;
             let off = self.here(gpu).find(|known| several && off(known));
@@ -506,7 +534,8 @@ fn schedule(seed: u64) -> (Vec<String>, u64) {
     let mut world = World::new();
     for _ in 0..40 {
         let (job, gpu) = ((dice.next() % 4) as u32, (dice.next() % 2) as u8);
-        match dice.next() % 16 {
+        match dice.next() % 17 {
+            16 => world.set_counts(job, dice.next().is_multiple_of(2)),
             0..=2 => world.attach(job, &mut dice),
             3 if dice.next().is_multiple_of(3) => world.leave(job),
             4..=6 => world.ask(gpu, 1 + dice.next() % 200),

@@ -213,3 +213,30 @@ fn room_that_became_a_cache_counts_once() {
     assert!(!reports.iter().any(taken), "{reports:?}");
     assert!(world.jobs[&1].held() >= 24 * STRIPE);
 }
+
+/// P-FAIR-12: a job that has shown no channel of its own makes nobody give anything up, whatever it asks for or says that
+/// it has.
+#[test]
+fn who_does_not_count_takes_nothing_from_who_does() {
+    let mut world = full();
+    let newcomer = |counts| Event::Counts {
+        session: NEWCOMER,
+        counts,
+    };
+    world.bench.send(newcomer(false));
+    world.look();
+    let before = world.jobs[&0].held();
+    let first = asks(&mut world, NEWCOMER, 300);
+    world.calm(26_000);
+    assert_eq!(answer(&world, first), Some(false));
+    has(&mut world, 400);
+    world.calm(5_000);
+    assert_eq!(world.jobs[&0].held(), before);
+    has(&mut world, 0);
+    world.bench.send(newcomer(true));
+    world.look();
+    let second = asks(&mut world, NEWCOMER, 300);
+    world.calm(1_000);
+    assert_eq!(answer(&world, second), Some(true));
+    assert!(world.broken.is_empty(), "{:?}", world.broken);
+}
