@@ -29,7 +29,15 @@ pub fn run(input: &[u8]) {
         file.extend(record);
     }
     std::fs::write(&*FILE, &file).expect("a file in memory");
-    let slices = read(&FILE).expect("a file is read, whatever is in it");
+    let slices = read(&FILE).unwrap_or_else(|error| {
+        // A file without a record is no history.
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{error}");
+        assert!(
+            file.chunks_exact(SIZE)
+                .all(|record| decode(record).is_none())
+        );
+        Vec::new()
+    });
     assert!(slices.len() <= file.len() / SIZE);
     for slice in &slices {
         let again = decode(&encode(slice, 3)).expect("what was read is written and read");
@@ -50,7 +58,7 @@ pub fn run(input: &[u8]) {
     drop(ring);
     let length = std::fs::metadata(&*FILE).expect("a file").len();
     assert_eq!(length, places * SIZE as u64, "the file grew");
-    let after = read(&FILE).expect("readable");
+    let after = read(&FILE).unwrap_or_default();
     // Numbers grow for ever; nobody has seen one near their end.
     let numbers = file.chunks_exact(SIZE).filter_map(decode);
     if numbers
