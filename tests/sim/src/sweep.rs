@@ -34,3 +34,19 @@ pub fn seeds<R: Send>(
     all.sort_by_key(|(nth, _)| *nth);
     all.into_iter().map(|(_, result)| result).collect()
 }
+
+/// As [`seeds`], of schedules that are judged: `add` gets the figures of each; what broke a promise, with its seed.
+pub fn judged<F: Send>(
+    first: u64,
+    count: u64,
+    threads: usize,
+    run: impl Fn(u64) -> (Vec<String>, F) + Sync,
+    mut add: impl FnMut(&F),
+) -> Vec<(u64, String)> {
+    let mut broken = Vec::new();
+    for (seed, (violations, figures)) in seeds(first, count, threads, run) {
+        add(&figures);
+        broken.extend(violations.into_iter().map(|what| (seed, what)));
+    }
+    broken
+}

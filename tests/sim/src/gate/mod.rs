@@ -93,12 +93,10 @@ pub fn run_all(seed: u64, schedules: u64, threads: usize, played: Played) -> Tot
         ..Totals::default()
     };
     let one = |seed| run(seed, played);
-    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, one) {
-        all.schedules += 1;
-        all.figures.add(&figures);
-        let violations = violations.into_iter().map(|what| Violation { seed, what });
-        all.violations.extend(violations);
-    }
+    let broken = sweep::judged(seed, schedules, threads, one, |own| all.figures.add(own));
+    let violation = |(seed, what)| Violation { seed, what };
+    all.violations = broken.into_iter().map(violation).collect();
+    all.schedules = schedules;
     all
 }
 

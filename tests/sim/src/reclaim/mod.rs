@@ -75,15 +75,14 @@ pub fn explain(seed: u64, broken: Break) -> Timeline {
 /// Runs `schedules` schedules with the seeds from `seed` on, on `threads` threads.
 #[must_use]
 pub fn run_all(seed: u64, schedules: u64, threads: usize, broken: Break) -> Totals {
-    let mut all = Totals::default();
-    for (seed, (violations, figures)) in sweep::seeds(seed, schedules, threads, |s| run(s, broken))
-    {
-        all.schedules += 1;
-        all.figures.add(&figures);
-        let violations = violations.into_iter().map(|what| (seed, what));
-        all.violations.extend(violations);
+    let mut figures = Figures::default();
+    let one = |seed| run(seed, broken);
+    let violations = sweep::judged(seed, schedules, threads, one, |own| figures.add(own));
+    Totals {
+        schedules,
+        violations,
+        figures,
     }
-    all
 }
 
 #[cfg(test)]
