@@ -74,7 +74,28 @@ fn next(bench: &mut Bench) {
     }));
 }
 
-/// An iteration of online passes and is told.
+/// Online has progressed and says what comes next; the lease that this leads to: whose, which, and for how long, ns.
+fn lent(bench: &mut Bench) -> Option<(JobId, LeaseId, u64)> {
+    bench.effects.clear();
+    let at = bench.at();
+    bench.send(Event::Progress {
+        session: ENGINE,
+        at,
+    });
+    next(bench);
+    bench.answer_all();
+    bench.effects.iter().find_map(|(_, effect)| match effect {
+        Effect::Lease {
+            job,
+            lease,
+            granted,
+            ..
+        } => Some((*job, *lease, granted.as_nanos() as u64)),
+        _ => None,
+    })
+}
+
+/// An iteration of online passes, and the engine reports it.
 fn beat(bench: &mut Bench) {
     bench.pass(ITERATION);
     seen(
@@ -317,24 +338,7 @@ fn who_dies_under_a_lease_has_had_it() {
     let mut had = [0u64; 2];
     let begin = bench.now;
     while bench.now < begin + 20_000 * MS {
-        bench.effects.clear();
-        let at = bench.at();
-        bench.send(Event::Progress {
-            session: ENGINE,
-            at,
-        });
-        next(&mut bench);
-        bench.answer_all();
-        let lent = bench.effects.iter().find_map(|(_, effect)| match effect {
-            Effect::Lease {
-                job,
-                lease,
-                granted,
-                ..
-            } => Some((*job, *lease, granted.as_nanos() as u64)),
-            _ => None,
-        });
-        if let Some((job, lease, granted)) = lent {
+        if let Some((job, lease, granted)) = lent(&mut bench) {
             bench.pass(LEASING.switch_ns + granted);
             had[job.0 as usize] += granted;
             if job == JOB {
@@ -523,24 +527,7 @@ fn leases_go_by_weight() {
     let mut had = [0u64; 2];
     let begin = bench.now;
     while bench.now < begin + 60_000 * MS {
-        bench.effects.clear();
-        let at = bench.at();
-        bench.send(Event::Progress {
-            session: ENGINE,
-            at,
-        });
-        next(&mut bench);
-        bench.answer_all();
-        let lent = bench.effects.iter().find_map(|(_, effect)| match effect {
-            Effect::Lease {
-                job,
-                lease,
-                granted,
-                ..
-            } => Some((*job, *lease, granted.as_nanos() as u64)),
-            _ => None,
-        });
-        if let Some((job, lease, granted)) = lent {
+        if let Some((job, lease, granted)) = lent(&mut bench) {
             bench.pass(LEASING.switch_ns + granted);
             had[job.0 as usize] += granted;
             let units = u32::try_from(granted / UNIT).expect("few");
