@@ -122,7 +122,7 @@ fn a_trainer_that_stays_is_disabled() {
     );
 }
 
-/// P-TRAINER-15: a page that its process could shrink is refused, is told of, and nothing is lent by it.
+/// P-TRAINER-15: the agent refuses a page that its process could shrink, reports it, and grants no lease by it.
 #[test]
 fn a_page_that_can_shrink_lends_nothing() {
     let mut pair = Pair::new();

@@ -359,7 +359,7 @@ fn an_offer_holds_until_it_is_taken_back() {
     assert_eq!(job, Some(JobState::Leased));
 }
 
-/// P-TRAINER-15: a process that dies under its lease ends it, also where its job goes on, and is told of by no overrun.
+/// P-TRAINER-15: the death of a process ends its lease, even if its job goes on. It is not reported as an overrun.
 #[test]
 fn who_dies_under_a_lease_ends_it() {
     let mut node = Node::new(Some(LEASING));

@@ -21,7 +21,7 @@ def users_last() -> None:
 
 
 def beside_prompts() -> None:
-    """The library is told of no prompt of a user's."""
+    """The library does not hear that a user's prompt waits."""
     original = Told.rides
 
     def rides(self: Told) -> Any:

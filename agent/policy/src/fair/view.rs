@@ -75,6 +75,6 @@ pub struct ShareView {
     pub sliced: bool,
     /// What each of its groups was given, where it is not what the driver gives.
     pub slice: Option<Duration>,
-    /// Timeslices were asked for: the job for whose sake its component takes turns, and why.
+    /// If timeslices are configured but its component takes turns: the job that cannot have timeslices, and why.
     pub lacks: Option<(JobId, Lacks)>,
 }

@@ -1,4 +1,4 @@
-"""What vLLM is told of the device."""
+"""The device as vLLM sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the library is told of an engine's steps, and of its users' requests. It decides; this only measures."""
+"""Measures the steps of an engine and its users' requests, and tells the library, which decides."""
 
 from __future__ import annotations
 
