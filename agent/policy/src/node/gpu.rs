@@ -49,6 +49,8 @@ pub(super) struct Preemption {
     returned: Instant,
     waiting: u32,
     jobs: u32,
+    /// Of that time the agent did not run for so long: nobody stamped a call that returned meanwhile.
+    away: Duration,
 }
 
 impl Gpu {
@@ -67,6 +69,15 @@ impl Gpu {
         }
         if let Some(preemption) = &mut self.preemption {
             preemption.launched.get_or_insert(rang);
+        }
+    }
+
+    /// The agent did not run for so long: that is no time that the preemption under way took.
+    pub(super) fn absent(&mut self, lasted: Duration) {
+        if let Some(preemption) = &mut self.preemption {
+            preemption.away = preemption.away.saturating_add(lasted);
+            let launched = &mut preemption.launched;
+            *launched = launched.map(|launched| launched.after(lasted));
         }
     }
 
@@ -94,8 +105,10 @@ impl Gpu {
                 entered,
                 returned,
                 jobs,
+                away,
                 ..
             } = preemption;
+            let rang = rang.after(away).min(returned);
             let waited = launched.map_or(Duration::ZERO, |launched| returned.since(launched));
             self.budget
                 .preempted(returned.since(rang), waited, returned);
@@ -159,6 +172,7 @@ pub(super) fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<
                 returned: Instant::default(),
                 waiting: 0,
                 jobs: 0,
+                away: Duration::ZERO,
             });
             preemption.waiting += 1;
         }

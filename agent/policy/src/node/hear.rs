@@ -90,6 +90,9 @@ impl Node {
         for session in &mut self.sessions {
             session.unwatched(lasted, now);
         }
+        for gpu in &mut self.gpus {
+            gpu.absent(lasted);
+        }
         if lasted < LEAVES_AFTER {
             return;
         }

@@ -196,3 +196,27 @@ fn an_agent_that_was_away_for_long_stops_offline_until_online_was_heard() {
         "nothing of online preempted it"
     );
 }
+
+/// P-LIFECYCLE-12: a preemption is as long as the agent watched it, whether its call returned before or meanwhile.
+#[test]
+fn a_preemption_takes_no_time_in_which_the_agent_did_not_run() {
+    for (watched, lasted) in [(3 * MS, 5_000 * MS), (3 * MS, 0), (0, LONG)] {
+        let mut bench = bench();
+        bench.pass(2 * HOLD);
+        bench.answer_all();
+        bench.busy(ENGINE, GPU);
+        bench.pass(watched);
+        away(&mut bench, lasted);
+        bench.answer_all();
+        let took: Vec<u64> = bench
+            .reports
+            .iter()
+            .filter_map(|report| match report {
+                Report::Preempted { rang, returned, .. } => Some(returned.since(*rang)),
+                _ => None,
+            })
+            .map(|took| u64::try_from(took.as_nanos()).expect("a short time"))
+            .collect();
+        assert_eq!(took, [watched], "away for {lasted} ns");
+    }
+}
