@@ -239,11 +239,15 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     }
 
     /// Appends an entry for which there is room.
+    ///
+    /// Only an entry of the lap before is replaced: of a slot that was looked for long ago, another may have been written
+    /// since, laps later.
     fn append(&self, news: News) {
         loop {
             let (slot, lap) = self.slot(self.help());
-            let (old, new) = (slot.load(Acquire), news.encode(lap));
-            if lap_of(old) != lap_of(new) && slot.compare_exchange(old, new).is_ok() {
+            let old = slot.load(Acquire);
+            let is_next = lap_of(old) == lap_of(NOTHING.encode(lap.wrapping_sub(1)));
+            if is_next && slot.compare_exchange(old, news.encode(lap)).is_ok() {
                 self.help();
                 return;
             }

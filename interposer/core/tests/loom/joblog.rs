@@ -12,8 +12,13 @@ use tidegate_core::word::Word;
 type Log<W = Cell> = Shared<W, Count, 2, 2, 6>;
 
 fn model(what: impl Fn() + Sync + Send + 'static) {
+    preempted(2, what);
+}
+
+/// With so many threads at most that are interrupted where they need not wait.
+fn preempted(times: usize, what: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
+    model.preemption_bound = Some(times);
     model.check(what);
 }
 
@@ -225,5 +230,36 @@ fn a_block_that_comes_and_goes_at_once_ends_as_it_is() {
         assert!(log.is_missing(0));
         let news = Reader::default().read(&log, 0).unwrap();
         assert_eq!((news.lost, news.back), (vec![0], vec![]));
+    });
+}
+
+/// A rank stands still in its call while another goes round the whole log: what is told there since then stays.
+#[test]
+fn a_rank_that_sleeps_for_a_whole_lap_overwrites_nothing() {
+    preempted(1, || {
+        let log: Arc<Shared<Cell, Count, 2, 2, 8>> = Arc::default();
+        let others = {
+            let log = Arc::clone(&log);
+            thread::spawn(move || {
+                let (mut reader, mut told, mut lost) = (Reader::default(), vec![], vec![]);
+                for step in 0..3 {
+                    lost.extend(log.lose(2 * step, 1).is_ok().then_some(2 * step));
+                    // The last one is read when both are done.
+                    if step < 2 {
+                        let news = reader.read(&log, step.into()).unwrap();
+                        reader.consume(&news);
+                        log.acknowledge(news.upto);
+                        told.extend(news.lost);
+                    }
+                }
+                (reader, told, lost)
+            })
+        };
+        let sleeper = log.lose(7, 1);
+        let (reader, mut told, mut lost) = others.join().unwrap();
+        lost.extend(sleeper.is_ok().then_some(7));
+        told.extend(reader.read(&log, 2).unwrap().lost);
+        told.sort_unstable();
+        assert_eq!(told, lost);
     });
 }
