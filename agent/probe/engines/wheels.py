@@ -6,7 +6,7 @@
 DIR/slice-NN/ holds a part each and `take`, which keeps it on that machine, in a folder of the first package's name. `join`,
 which `take` keeps beside the parts, unpacks the wheels once all parts are there.
 
-With --lean what LEFT_OUT names is left out of its wheel, and the bundle is compressed with a window of 128 MiB. A wheel's own
+With --lean packages that SPARED names stay out, what LEFT_OUT names is left out of its wheel, and the bundle is compressed with a window of 128 MiB. A wheel's own
 compression looks 32 KiB back, and kernels for one GPU resemble each other from megabyte to megabyte. `--drop` leaves out
 what its pattern names besides, of any wheel, as `vllm/third_party/*`.
 """
@@ -47,6 +47,25 @@ LEFT_OUT = {
         "sgl_kernel/spatial_ops*": "streams by multiprocessors, which nothing here asks for",
     },
 }
+# Packages that engines of the probes never load, and why; with --lean they stay out. `imports.py` tries it.
+SPARED = {
+    "kernels that the probes' settings do not choose": """
+        flash-attn-4 flashinfer-cubin flashinfer-python humming-kernels quack-kernels sgl-deep-gemm tilelang tokenspeed-mla
+        tokenspeed-triton torchcodec""",
+    "compilers and libraries for kernels that are made at run time": """
+        cuda-python cuda-tile nvidia-cuda-cccl nvidia-cuda-crt nvidia-cuda-nvcc nvidia-cuda-tileiras nvidia-cudnn-frontend
+        nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13 nvidia-mathdx nvidia-nvvm z3-solver""",
+    "services, clouds and reports: the probes use the engine from Python, without a network": """
+        anthropic blobfile cryptography fastapi-cli fastapi-cloud-cli googleapis-common-protos grpcio-health-checking
+        grpcio-reflection modelscope modelscope-hub opentelemetry-api opentelemetry-exporter-http-transport
+        opentelemetry-exporter-otlp opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common
+        opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http opentelemetry-proto opentelemetry-sdk
+        opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai py-spy pycountry pycryptodomex pyjwt
+        sentry-sdk smg-grpc-proto smg-grpc-servicer supervisor""",
+    "loaders of weights: those of the probes are drawn at random": "fastsafetensors",
+}
+# Versions that are much smaller than the resolver's, with what they need, by the first package of a bundle.
+SMALLER = {"vllm": {"xgrammar": "0.2.8", "apache-tvm-ffi": "0.1.11"}}
 WINDOW = 128 * MIB
 TAKE = f"""#!/bin/sh
 set -e
@@ -171,7 +190,7 @@ def main():
     parser.add_argument("--have", required=True, help="what `pip list --format=freeze` says there")
     parser.add_argument("--without", default="", help="names to leave out, joined by commas, where they are not needed")
     parser.add_argument("--instead", default="", help="versions other than the resolver's: name==version, joined by commas")
-    parser.add_argument("--lean", action="store_true", help="leave out what LEFT_OUT names, and compress what is left together")
+    parser.add_argument("--lean", action="store_true", help="leave out what SPARED and LEFT_OUT name, and compress what is left together")
     parser.add_argument("--drop", action="append", default=[], metavar="PATTERN", help="leave out this too, as --lean does")
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--out", required=True)
@@ -180,8 +199,12 @@ def main():
     with open(options.have, encoding="utf-8") as file:
         have = {plain(re.split(r"[=\s]", line)[0]) for line in file if line.strip()}
     have |= {plain(name) for name in options.without.split(",") if name}
+    first = plain(re.split(r"[=<>~!]", options.packages[0])[0])
+    if options.lean:
+        have |= {name for names in SPARED.values() for name in names.split()}
     needed = lacking(options.packages, have, options.python)
-    instead = dict(one.split("==") for one in options.instead.split(",") if one)
+    instead = dict(SMALLER.get(first, {})) if options.lean else {}
+    instead |= dict(one.split("==") for one in options.instead.split(",") if one)
     needed = [f"{name}=={instead.get(plain(name), version)}" for name, version in (one.split("==") for one in needed)]
     print(f"{len(needed)} packages: {' '.join(needed)}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -203,8 +226,7 @@ def main():
         if options.lean:
             bundle = compressed(bundle)
             print(f"{os.path.getsize(bundle) / MIB:.0f} MiB compressed together")
-        name = plain(re.split(r"[=<>~!]", options.packages[0])[0])
-        print(f"{slices(bundle, options.out, name)} slices of {name} in {options.out}")
+        print(f"{slices(bundle, options.out, first)} slices of {first} in {options.out}")
 
 
 if __name__ == "__main__":
