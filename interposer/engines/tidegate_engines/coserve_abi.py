@@ -16,7 +16,7 @@ from typing import Any
 _U32, _U64, _I32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
 
 #: The interface that this file was written for: major times 65,536, and minor.
-VERSION = 0x00010000
+VERSION = 0x00020000
 
 NAME = "libtidegate_coserve.so"
 
@@ -68,7 +68,7 @@ class Ask(ctypes.Structure):
 
     _fields_ = (
         *_longs("now_ns", "users_cached", "background_cached"),
-        *_words("users", "prompts", "background", "prompt"),
+        *_words("users", "prompts", "background", "prompt", "under_way", "reserved"),
     )
 
 

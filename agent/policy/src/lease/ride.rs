@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   a step     = base + per row + per cached token               least squares over steps without a prompt
-//!   a prompt   = start + per token, beside that                  the same over steps with a background prompt
+//!   a prompt   = what prompts of about its length took, beside that   means by octaves of tokens
+//!   never more than twice the rows or tokens that a step had before: beyond what was seen nothing is known
 //!   room       = a share of what steps take alone, saved up for a moment, less what rows cost   promised as a share
 //!              = the slack of the user nearest to being late                                    promised as a time
 //!   rows       = as many decodes as the room pays, then prompt tokens of what is left
@@ -21,12 +22,17 @@ use crate::words::lease::{Event, Iteration};
 
 /// Of a promised share, what is planned for: steps that take longer hold more users, and those cost as well. Ours.
 const PLANNED: f64 = 0.8;
+/// The same of the time to first token, for who comes while no user runs: whoever is late by a step meets more of those
+/// that come with it in the next one, and that counts as well. Ours.
+const PLANNED_FIRST: f64 = 0.5;
 /// Steps after which a fit is made anew.
 const REFIT: u32 = 32;
 /// What the past weighs then.
 const FADE: f64 = 0.95;
 /// Weight of the newest value in means.
 const WEIGHT: f64 = 0.02;
+/// Weight of the newest cost of a prompt.
+const POINT: f64 = 0.1;
 /// Room that is saved up at most, in steps: a step that takes much longer than its neighbours is somebody's first token.
 const SAVED: f64 = 1.0;
 /// A step without users takes at most so many times what the least of them takes: who comes waits for it.
@@ -35,6 +41,10 @@ const IDLE: f64 = 1.5;
 const UNKNOWN: u32 = 1;
 /// Prompt tokens of a step while nothing is known of what they cost.
 const FIRST_CHUNK: u32 = 64;
+/// Octaves of prompt tokens: the last begins at 65,536.
+const OCTAVES: usize = 17;
+/// Rows or tokens of a step, of what a step had at most.
+const GROWTH: u32 = 2;
 
 /// What the next step holds, and who could ride in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +64,10 @@ pub struct Ask {
     pub background: u32,
     /// Prompt tokens of background requests that could be read.
     pub prompt: u32,
+    /// Steps under way: a user that comes waits for them, and for the next one.
+    pub under_way: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// What rides.
@@ -104,6 +118,44 @@ impl Line {
     }
 }
 
+/// What prompt tokens of background requests add to a step, ns: a point for each octave of them. What a step takes grows
+/// faster than its tokens where they are many, and not at all where they are few, so that no line says both.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prompts([(f64, f64); OCTAVES]);
+
+impl Prompts {
+    fn add(&mut self, tokens: u32, more: f64) {
+        let octave = (tokens.max(1).ilog2() as usize).min(OCTAVES - 1);
+        let (at, cost) = &mut self.0[octave];
+        let weight = if *at > 0.0 { POINT } else { 1.0 };
+        *at += weight * (f64::from(tokens) - *at);
+        *cost += weight * (more - *cost);
+    }
+
+    /// The most tokens seen, about.
+    fn most(&self) -> f64 {
+        self.0.iter().fold(0.0, |most, point| point.0.max(most))
+    }
+
+    /// What so many take. More never take less; beyond the points each takes what those at the last did on average.
+    fn at(&self, tokens: u32) -> f64 {
+        let tokens = f64::from(tokens);
+        let (mut before, mut cost) = (0.0, 0.0);
+        for &(at, points) in self.0.iter().filter(|point| point.0 > 0.0) {
+            let next = points.max(cost);
+            if tokens <= at {
+                return cost + (next - cost) * (tokens - before) / (at - before).max(1.0);
+            }
+            (before, cost) = (at, next);
+        }
+        if before > 0.0 {
+            cost * tokens / before
+        } else {
+            0.0
+        }
+    }
+}
+
 /// What was learnt, and what is left of the promise.
 #[derive(Clone, Debug)]
 pub struct Ride {
@@ -111,11 +163,9 @@ pub struct Ride {
     leaser: Leaser,
     decodes: Sums<3>,
     line: Option<Line>,
-    prompts: Sums<2>,
-    /// Start and per token, ns.
-    prompt: Option<(f64, f64)>,
-    /// What prompts took a token, for the time before the fit.
-    token: f64,
+    prompts: Prompts,
+    /// Background requests that decoded in one step at most.
+    most: u32,
     since: u32,
     /// What users' steps took of what the line says.
     right: f64,
@@ -139,6 +189,17 @@ fn least(ask: &Ask) -> Rides {
     Rides { rows, prompt }
 }
 
+/// What of a promise is planned for.
+fn planned(promise: Promise) -> Promise {
+    match promise {
+        Promise::Mean { ttft, tpot } => Promise::Mean {
+            ttft: (f64::from(ttft) * PLANNED_FIRST) as u32,
+            tpot,
+        },
+        other => other,
+    }
+}
+
 fn mean(mean: &mut f64, value: f64) {
     let weight = if *mean > 0.0 { WEIGHT } else { 1.0 };
     *mean += weight * (value - *mean);
@@ -150,12 +211,14 @@ impl Ride {
     pub fn new(leasing: Leasing) -> Self {
         Self {
             leasing,
-            leaser: Leaser::new(leasing),
+            leaser: Leaser::new(Leasing {
+                promise: planned(leasing.promise),
+                ..leasing
+            }),
             decodes: Sums::default(),
             line: None,
-            prompts: Sums::default(),
-            prompt: None,
-            token: 0.0,
+            prompts: Prompts::default(),
+            most: 0,
             since: 0,
             right: 1.0,
             alone: 0.0,
@@ -200,9 +263,8 @@ impl Ride {
         let each = ask.background_cached as f64 / f64::from(ask.background.max(1));
         let row = line.row + line.cached * each;
         let budget = room as u64;
-        let rows = plan::tokens(ask.background, 1, budget, |rows| {
-            (row * f64::from(rows)) as u64
-        });
+        let most = ask.background.min(self.rows());
+        let rows = plan::tokens(most, 1, budget, |rows| (row * f64::from(rows)) as u64);
         let left = (room - row * f64::from(rows)).max(0.0);
         // Who decodes goes first: a prompt that is read has to be decoded, too.
         let prompt = if rows < ask.background {
@@ -213,21 +275,23 @@ impl Ride {
         Rides { rows, prompt }
     }
 
+    /// Background requests that may decode in one step, whatever is paid for.
+    const fn rows(&self) -> u32 {
+        let most = self.most.saturating_mul(GROWTH);
+        if most > UNKNOWN { most } else { UNKNOWN }
+    }
+
     /// Prompt tokens that `room` pays.
     fn chunk(&self, most: u32, room: f64) -> u32 {
-        match (self.prompt, self.token) {
-            (Some((start, token)), _) => plan::tokens(most, 1, room as u64, |tokens| {
-                if tokens == 0 {
-                    0
-                } else {
-                    (start + token * f64::from(tokens)) as u64
-                }
-            }),
-            (None, token) if token > 0.0 => plan::tokens(most, 1, room as u64, |tokens| {
-                (token * f64::from(tokens)) as u64
-            }),
-            (None, _) => most.min(FIRST_CHUNK),
+        let seen = self.prompts.most();
+        if seen == 0.0 {
+            return most.min(FIRST_CHUNK);
         }
+        let grown = seen * f64::from(GROWTH);
+        let most = most.min((grown as u32).max(FIRST_CHUNK));
+        plan::tokens(most, 1, room as u64, |tokens| {
+            self.prompts.at(tokens) as u64
+        })
     }
 
     /// What the next step may take longer, ns.
@@ -245,7 +309,8 @@ impl Ride {
     fn idle(&mut self, ask: &Ask) -> Rides {
         let since = *self.idle_since.get_or_insert(ask.now_ns);
         let config = Leasing {
-            gate_ns: (self.own / 2.0) as u64,
+            promise: planned(self.leasing.promise),
+            gate_ns: (self.own * (0.5 + f64::from(ask.under_way))) as u64,
             ..self.leasing
         };
         self.leaser.configure(config);
@@ -255,7 +320,7 @@ impl Ride {
         }
         let Some(line) = self.line else {
             return Rides {
-                rows: ask.background,
+                rows: ask.background.min(self.rows()),
                 prompt: ask.prompt.min(FIRST_CHUNK),
             };
         };
@@ -328,11 +393,10 @@ impl Ride {
                     .add([1.0, f64::from(rows), cached as f64], took);
             }
         } else if let Some(line) = self.line {
-            let more = (took - line.at(rows, cached)).max(1.0);
-            let tokens = f64::from(step.prompt);
-            self.prompts.add([1.0, tokens], more);
-            mean(&mut self.token, more / tokens);
+            let more = (took - line.at(rows, cached)).max(0.0);
+            self.prompts.add(step.prompt, more);
         }
+        self.most = self.most.max(step.rows);
         self.since += 1;
         if self.since >= REFIT {
             self.since = 0;
@@ -351,13 +415,7 @@ impl Ride {
                 });
             }
         }
-        if let Ok([start, token]) = self.prompts.solve()
-            && token > 0.0
-        {
-            self.prompt = Some((start.max(0.0), token));
-        }
         self.decodes.forget(FADE);
-        self.prompts.forget(FADE);
     }
 }
 
@@ -375,20 +433,90 @@ fn iteration(users: u32, cached: u64, prompt: u32) -> Iteration {
 mod tests {
     use super::*;
 
-    /// Each row seemed to take as long as ten steps without: what was learnt says that none is to run.
-    #[test]
-    fn an_engine_that_nobody_uses_goes_on_whatever_was_learnt() {
-        let promise = Promise::Mean {
-            ttft: 500,
-            tpot: 500,
-        };
-        let mut ride = Ride::new(Leasing {
-            promise,
+    fn ride(share: u32) -> Ride {
+        Ride::new(Leasing {
+            promise: Promise::Mean {
+                ttft: share,
+                tpot: share,
+            },
             margin_permille: 0,
             switch_ns: 0,
             gate_ns: 0,
             grace_ns: 0,
-        });
+        })
+    }
+
+    /// A step of so many users, without prompts, at 5 ms and 0.1 ms a row.
+    fn step(users: u32, rows: u32, prompt: u32, more_ns: u64) -> Step {
+        let took_ns = 5_000_000 + u64::from(users + rows) * 100_000 + more_ns;
+        Step {
+            took_ns,
+            interval_ns: took_ns,
+            users,
+            rows,
+            prompt,
+            ..Step::default()
+        }
+    }
+
+    /// Few prompt tokens take no time where a step waits for memory. Many do.
+    #[test]
+    fn a_prompt_is_no_longer_than_twice_the_longest_that_was_seen() {
+        let mut ride = ride(5_000);
+        for at in 0..200 {
+            ride.ran(&step(1 + at % 8, 0, 0, 0));
+        }
+        let ask = Ask {
+            users: 4,
+            prompt: 100_000,
+            ..Ask::default()
+        };
+        let (mut longest, mut grew) = (FIRST_CHUNK, 0);
+        for _ in 0..100 {
+            let prompt = ride.plan(&ask).prompt;
+            assert!(prompt <= longest * GROWTH, "{prompt} after {longest}");
+            grew += u32::from(prompt > longest);
+            longest = longest.max(prompt);
+            let more_ns = u64::from(prompt.saturating_sub(300)) * 20_000;
+            ride.ran(&step(4, 0, prompt, more_ns));
+        }
+        assert!(grew > 1 && longest < 1_000, "{longest}");
+    }
+
+    /// A user that comes waits for the steps under way, and for the one that is queued behind them.
+    #[test]
+    fn no_step_is_queued_where_only_one_may_delay_who_comes() {
+        let mut ride = ride(5_000);
+        for request in 0..8 {
+            ride.see(&Event::Arrived { request }, 0);
+            let ttft_ns = 40_000_000;
+            ride.see(&Event::First { request, ttft_ns }, 0);
+            let returned = Event::Returned {
+                idle_ns: 1_000_000,
+                gap: false,
+                delayed_ns: 0,
+            };
+            ride.see(&returned, 0);
+        }
+        for at in 0..200 {
+            ride.ran(&step(at % 2, 1 + at % 20, 0, 0));
+        }
+        let ask = Ask {
+            background: 8,
+            ..Ask::default()
+        };
+        assert!(ride.plan(&ask).rows > 0);
+        let queued = Ask {
+            under_way: 1,
+            ..ask
+        };
+        assert_eq!(ride.plan(&queued), Rides::default());
+    }
+
+    /// Each row seemed to take as long as ten steps without: what was learnt says that none is to run.
+    #[test]
+    fn an_engine_that_nobody_uses_goes_on_whatever_was_learnt() {
+        let mut ride = ride(500);
         let mut now_ns = 0;
         for step in 0..2_000_u32 {
             let users = 1 + step % 8;

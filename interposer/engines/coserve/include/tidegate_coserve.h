@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define TG_COSERVE_VERSION 0x00010000u /* major times 65536, and minor */
+#define TG_COSERVE_VERSION 0x00020000u /* major times 65536, and minor */
 
 #define TG_COSERVE_OK 0
 #define TG_COSERVE_NO_HANDLE -1 /* a null pointer, or no handle */
@@ -53,6 +53,8 @@ struct tg_coserve_ask {
     uint32_t prompts;           /* users whose prompt waits or is being read */
     uint32_t background;        /* background requests that could decode */
     uint32_t prompt;            /* prompt tokens of background requests that could be read */
+    uint32_t under_way;         /* steps under way, for which a user that comes waits */
+    uint32_t reserved;
 };
 
 struct tg_coserve_rides {

@@ -10,7 +10,7 @@ use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::lease::together::{Ask as Beside, Plan, STEPS, Together};
 
 /// Major times 65,536, and minor: a caller of one major goes on with each of its minors that is no lower than its own.
-pub const VERSION: u32 = 0x0001_0000;
+pub const VERSION: u32 = 0x0002_0000;
 
 /// Done.
 pub const OK: i32 = 0;
@@ -363,7 +363,7 @@ pub unsafe extern "C" fn tg_coserve_rides(
         return NO_HANDLE;
     };
     *out = Rides::default();
-    if ask.now_ns > LONGEST_NS {
+    if ask.now_ns > LONGEST_NS || ask.reserved != 0 {
         return BAD_INPUT;
     }
     // SAFETY: the caller's promise.

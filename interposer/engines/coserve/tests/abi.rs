@@ -94,6 +94,7 @@ impl World {
             prompts,
             background: 32,
             prompt: 3_000,
+            ..Ask::default()
         };
         let mut rides = Rides::default();
         // SAFETY: the handle is ours.
@@ -335,6 +336,7 @@ fn no_number_ends_the_process() {
                 next: 0,
             };
             let (users, prompts, background, prompt) = (small(), small(), small(), small());
+            let (under_way, odd) = (small(), small());
             let ask = Ask {
                 now_ns: any(),
                 users_cached: any(),
@@ -343,6 +345,8 @@ fn no_number_ends_the_process() {
                 prompts,
                 background,
                 prompt,
+                under_way,
+                reserved: u32::from(odd % 8 == 0),
             };
             let step = Step {
                 now_ns: any(),
@@ -500,7 +504,9 @@ fn structures() -> [(String, String); 8] {
             users,
             prompts,
             background,
-            prompt
+            prompt,
+            under_way,
+            reserved
         ),
         layout!("tg_coserve_rides", Rides, rows, prompt),
         layout!(

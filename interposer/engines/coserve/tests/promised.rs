@@ -91,3 +91,52 @@ except coserve_abi.CoserveError as error:
         "libtidegate_coserve.so is in none of /nowhere (set TIDEGATE_COSERVE_LIBRARY to its path)";
     assert_eq!(lines[2..], [missing]);
 }
+
+/// P-TRAINER-16: the library hears of each step once, and how long who came back waited for the steps under way. A step
+/// that holds nothing was never under way.
+#[test]
+fn each_step_is_said_and_none_is_lost_behind_an_empty_one() {
+    let program = "
+from types import SimpleNamespace as Is
+from tidegate_engines.vllm.background import told
+said = []
+class Library:
+    def rides(self, ask): return None
+    def rode(self, step): said.append(('rode', step.now_ns, step.took_ns, step.users, step.users_prompt, step.rows))
+    def see(self, *seen): said.append(('see', *seen))
+now = 0
+told.time = Is(time=lambda: float(now))
+this = told.Told(Library(), lambda: now * 10**9)
+def step(total, users=0, rows=0):
+    this.rides()
+    this.ask.users = users
+    output = Is(total_num_scheduled_tokens=total)
+    this.scheduled(output, rows, 0)
+    return output
+first = step(3, rows=3)
+assert this.ask.under_way == 0
+second = step(2, rows=2)
+assert this.ask.under_way == 1
+empty = step(0)
+assert this.ask.under_way == 2
+this.ended(empty, {})
+now = 7
+this.ended(first, {})
+this.came(Is(request_id='a', arrival_time=3.0))
+user = step(5, rows=0)
+now = 15
+this.ended(second, {})
+now = 19
+this.ended(user, {})
+for line in said:
+    print(*(word if isinstance(word, str) or word < 10**9 else word // 10**9 for word in line))
+";
+    let wanted = "\
+rode 7 7 0 0 3
+see 1 1 0 0 7
+rode 15 8 0 0 2
+see 4 0 7 12 19
+rode 19 4 0 5 0
+";
+    assert_eq!(python(program), wanted);
+}

@@ -32,8 +32,8 @@ class Told:
         #: Those of them without a first token.
         self._early: dict[str, User] = {}
         self._serial = 0
-        #: Steps under way: the output, when it was scheduled, and what it holds.
-        self._flying: deque[tuple[Any, int, tuple[int, ...]]] = deque(maxlen=UNDER_WAY)
+        #: Steps under way: the output, when it was scheduled, what it holds, and who came back with it.
+        self._flying: deque[tuple[Any, int, tuple[int, ...], tuple[int, int] | None]] = deque(maxlen=UNDER_WAY)
         self._ended = 0
         #: Since when no user has a request.
         self._idle_since = 0
@@ -47,7 +47,7 @@ class Told:
 
     def rides(self) -> Rides:
         """What rides in the step that ``ask`` describes."""
-        self.ask.now_ns = self.now()
+        self.ask.now_ns, self.ask.under_way = self.now(), len(self._flying)
         return self._coserve.rides(self.ask)
 
     def came(self, request: Any) -> None:
@@ -86,15 +86,15 @@ class Told:
     def scheduled(self, output: Any, rows: int, prompt: int) -> None:
         """A step begins, with so many background requests that decode and prompt tokens of theirs."""
         now, ask = self.now(), self.ask
-        if self._back is not None:
-            (since, idle), self._back = self._back, None
-            self._coserve.see(RETURNED, 0, idle, now - since, now)
         total = output.total_num_scheduled_tokens
         if total:
             users = min(ask.users, total)
             read = max(total - users - rows - prompt, 0)
             held = (users, read, rows, prompt, ask.users_cached, ask.background_cached * rows // max(ask.background, 1))
-            self._flying.append((output, now, held))
+            back = None
+            if (users or read) and self._back is not None:
+                back, self._back = self._back, None
+            self._flying.append((output, now, held, back))
             if not users and not read:
                 self._own = now, 0
 
@@ -110,16 +110,20 @@ class Told:
                 if one.finish_reason is not None:
                     last.append(name)
                     self.went(name)
-        while self._flying:
-            of, begun, held = self._flying.popleft()
+        # An empty step was never under way.
+        while self._flying and output.total_num_scheduled_tokens:
+            of, begun, held, back = self._flying.popleft()
             if of is output:
-                self._rode(now, begun, held)
+                self._rode(now, max(begun, self._ended), held, back)
                 break
         return last
 
-    def _rode(self, now: int, begun: int, held: tuple[int, ...]) -> None:
+    def _rode(self, now: int, begun: int, held: tuple[int, ...], back: tuple[int, int] | None) -> None:
         step = self._step
-        step.now_ns, step.took_ns = now, max(now - max(begun, self._ended), 0)
+        if back is not None:
+            since, idle = back
+            self._coserve.see(RETURNED, 0, idle, max(begun - since, 0), now)
+        step.now_ns, step.took_ns = now, max(now - begun, 0)
         step.interval_ns = now - self._ended
         step.users, step.users_prompt, step.rows, step.prompt, step.users_cached, step.background_cached = held
         self._ended = now
