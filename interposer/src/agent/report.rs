@@ -13,33 +13,28 @@
 use super::connect::{Chain, Lost, channel};
 use super::edges::Edges;
 use super::greet::{Greeted, Met, greet};
-use super::messages::{event, hook_rows, record};
+use super::news::News;
 use super::pages::Pages;
 use super::signals::{drain, signal_descriptor};
 use super::upstream::Upstream;
+use super::watch::Watch;
 use crate::activity::slots;
 use crate::env::Said;
-use crate::hook::driver;
-use crate::hook::loader::DEEPBIND_LOADS;
-use crate::hook::proc_address::unhooked;
 use crate::hook::row::Row;
 use crate::memory::talk::{self, Talk};
-use crate::process::{Process, ring};
+use crate::process::Process;
 use crate::rm::channels::{self, Outcome};
-use crate::rm::objects::{GRANTS, Up};
+use crate::rm::objects::GRANTS;
 use crate::rm::version;
 use crate::sys;
 use crate::{clock, ending, log};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
-use tidegate_abi::cuda::CUuuid;
 use tidegate_abi::page::{MAJOR, MINOR, Page};
 use tidegate_abi::rm::Status;
 use tidegate_core::gate::{LaunchGate, Role, Switch};
-use tidegate_core::landing::{AgentView, Effect, Landing, OnLoss, Pulse};
-use tidegate_proto::parts;
 use tidegate_proto::v1::{self, StopMethod, agent_command::Command, client_event::Event};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
@@ -55,7 +50,6 @@ const LAST_BACKOFF: Duration = Duration::from_millis(100);
 const LASTED_NS: u64 = 1_000_000_000;
 /// How often an offline process checks its agent's heartbeat.
 const TICK: Duration = Duration::from_millis(25);
-const HOOKS_EVERY_NS: u64 = 1_000_000_000;
 
 /// Runs for ever, in a thread with a descriptor table of its own.
 pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
@@ -73,23 +67,9 @@ pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
     ending::woken_by(|| process.bell.ring());
     let mut reporter = Reporter {
         process,
-        rows,
         said,
-        landing: Landing::default(),
-        on_loss: OnLoss::default(),
-        page: None,
-        heartbeat: Pulse::default(),
-        handing_over: Pulse::default(),
-        generation: 0,
-        method: StopMethod::default(),
-        touched: false,
-        stream_ns: 0,
-        control: None,
-        uvm: None,
-        hooks_at_ns: 0,
-        hooks_calls: 0,
-        waiting: false,
-        devices: 0,
+        watch: Watch::new(process),
+        news: News::new(process, rows),
         talk: Talk::default(),
         pages: Pages::default(),
         edges: Edges::default(),
@@ -105,30 +85,10 @@ pub fn run(process: &'static Process, rows: &'static [Row], said: Said) {
 
 struct Reporter {
     process: &'static Process,
-    rows: &'static [Row],
     /// What the environment said when this thread was started.
     said: Said,
-    landing: Landing,
-    on_loss: OnLoss,
-    page: Option<&'static Page>,
-    /// Of that page.
-    heartbeat: Pulse,
-    handing_over: Pulse,
-    generation: u64,
-    /// How the agent that spoke last has channels stopped.
-    method: StopMethod,
-    /// An agent of this process' life may have disabled channels: it had a level that does, or ordered it.
-    touched: bool,
-    /// When the stream last stood.
-    stream_ns: u64,
-    /// The client, and the application's descriptor, whose control file the agent was given.
-    control: Option<(u32, i32)>,
-    /// The UVM descriptor the agent was told of.
-    uvm: Option<i32>,
-    hooks_at_ns: u64,
-    hooks_calls: u64,
-    waiting: bool,
-    devices: u32,
+    watch: Watch,
+    news: News,
     talk: Talk,
     pages: Pages,
     edges: Edges,
@@ -163,7 +123,7 @@ impl Reporter {
         loop {
             tokio::select! {
                 done = &mut step => return done,
-                () = tokio::time::sleep(TICK), if self.watches() => self.check(),
+                () = tokio::time::sleep(TICK), if self.watches() => self.watch.check(clock::now_ns()),
             }
         }
     }
@@ -184,91 +144,12 @@ impl Reporter {
         if was {
             log::debug(|| "the agent is gone".to_owned());
             if self.process.role() == Role::Offline {
-                self.check();
+                self.watch.check(clock::now_ns());
             } else {
                 self.process.set_private_gates(LaunchGate::Open);
                 self.process.swap_page(self.process.private);
             }
         }
-    }
-
-    /// When the agent last gave a sign of life.
-    fn heard_ns(&mut self, now: u64) -> u64 {
-        match self.page {
-            // Without a page the stream is that sign: its keep-alive ends it when the agent stops.
-            Some(page) if core::ptr::eq(page, self.process.private) => self.stream_ns,
-            Some(page) => {
-                let word = page.agent.heartbeat_ns.load(Acquire);
-                self.heartbeat.look(word, now)
-            }
-            None => 0,
-        }
-    }
-
-    /// Since when the agent hands over; 0: it does not.
-    fn handing_over_ns(&mut self, now: u64) -> u64 {
-        let word = self
-            .page
-            .map_or(0, |page| page.agent.handing_over_ns.load(Acquire));
-        let since = self.handing_over.look(word, now);
-        if word == 0 { 0 } else { since }
-    }
-
-    /// Checks the agent of an offline process.
-    fn check(&mut self) {
-        let now = clock::now_ns();
-        let stream = self.process.attached.load(Acquire);
-        if stream {
-            self.stream_ns = now;
-        }
-        let view = AgentView {
-            heartbeat_ns: self.heard_ns(now),
-            handing_over_ns: self.handing_over_ns(now),
-            generation: self.generation,
-            stream,
-        };
-        let (next, effects) = self.landing.step(view, self.on_loss, now);
-        self.landing = next;
-        for effect in effects {
-            log::debug(|| format!("{effect:?}"));
-            match effect {
-                Effect::CloseGate => {
-                    self.process.set_private_gates(LaunchGate::Closed);
-                    self.process.swap_page(self.process.private);
-                }
-                Effect::EnableChannels => {
-                    let all = !self.touched || self.enable_channels();
-                    let (next, then) = self.landing.enabled(all);
-                    self.landing = next;
-                    if let (Some(generation), Some(page)) = (then, self.page) {
-                        page.process.released.store(generation, Release);
-                    }
-                }
-                Effect::OpenGate => {
-                    self.process.set_private_gates(LaunchGate::Open);
-                    log::debug(|| {
-                        "no agent came back; this offline process runs ungated".to_owned()
-                    });
-                }
-                Effect::ObeyAgent => {
-                    if let Some(page) = self.page {
-                        self.process.swap_page(page);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Enables every channel of this process; whether all of them were. Where no agent ever touched one this is not called:
-    /// how this driver wants to be asked may not be known then.
-    fn enable_channels(&self) -> bool {
-        // Nothing may run over a range where nothing is mapped.
-        self.process.memory.settle();
-        let all = channels::enable_all(self.process, self.method);
-        if !all {
-            log::debug(|| "some channels could not be enabled".to_owned());
-        }
-        all
     }
 
     async fn session(&mut self, signals: &AsyncFd<OwnedFd>) -> Result<(), Lost> {
@@ -289,7 +170,7 @@ impl Reporter {
             Ok((greeted, channel))
         };
         let (Met { greeted, told }, channel) = self.while_watching(greeting).await?;
-        self.control = told;
+        self.news.greeted(told);
         let (events_tx, events) = mpsc::unbounded_channel();
         let up = Upstream::new(events_tx, self.hello(&greeted));
         self.edges = Edges::default();
@@ -332,18 +213,21 @@ impl Reporter {
                     }
                     self.deliver(&up);
                 }
-                () = tokio::time::sleep(TICK), if self.watches() => self.check(),
+                () = tokio::time::sleep(TICK), if self.watches() => self.watch.check(clock::now_ns()),
                 () = tokio::time::sleep(next.unwrap_or_default()), if next.is_some() => self.deliver(&up),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
             // Not an arm of its own: one that ends every few milliseconds would begin it anew for ever.
-            self.hooks(&up, false);
+            self.news.hooks(&up, false);
         }
     }
 
     /// Where the next page may come: neither where the one of the agent is that was last obeyed, nor where a thread is.
     fn free_place(&mut self) -> io::Result<&'static Page> {
-        let watched = self.page.map_or(core::ptr::null(), core::ptr::from_ref);
+        let watched = self
+            .watch
+            .page()
+            .map_or(core::ptr::null(), core::ptr::from_ref);
         let [shown, prober, work] = self.process.pages_in_use();
         self.pages.free(&[watched, shown, prober, work])
     }
@@ -388,7 +272,7 @@ impl Reporter {
             pid: std::process::id().cast_signed(),
             membarrier: self.process.membarrier,
             driver_version: self.driver_version(),
-            last_agent_generation: self.generation,
+            last_agent_generation: self.watch.generation(),
             memory: talk::VERSION,
             unknown_role: self.said.unknown_role.clone(),
             weight: self.said.weight,
@@ -399,82 +283,16 @@ impl Reporter {
 
     /// What stands, and from here on every change.
     fn snapshot(&mut self, up: &Upstream) {
-        let events = {
-            let mut rm = sys::lock(&self.process.rm);
-            rm.outbox.clear();
-            rm.edges = Default::default();
-            rm.granted.clear();
-            self.process.attached.store(true, Release);
-            rm.graph.snapshot()
-        };
-        self.tell_file(up);
-        let events = events.into_iter().map(record).collect();
-        let parts = parts::changes(true, events);
-        parts
-            .into_iter()
-            .map(Event::Rm)
-            .for_each(|part| up.send(part));
-        self.devices = 0;
-        self.uvm = None;
-        self.hooks(up, true);
+        self.news.snapshot(up);
         self.talk.attach(self.process);
         self.deliver(up);
     }
 
-    /// Says on which control file the channels are, before anything is said of them.
-    fn tell_file(&mut self, up: &Upstream) {
-        let owners = sys::lock(&self.process.rm).owners();
-        let Some(&owner) = owners.first() else { return };
-        // One that owns channels will do: the agent finds the file of another by itself.
-        if !self.control.is_some_and(|told| owners.contains(&told)) {
-            self.control = Some(owner);
-            up.send(Event::ControlFile(v1::ControlFile { fd: owner.1 }));
-        }
-    }
-
     /// Sends what other threads left here.
     fn deliver(&mut self, up: &Upstream) {
-        self.tell_file(up);
-        let uvm = sys::lock(&self.process.rm).uvm;
-        if let Some(fd) = uvm.filter(|_| uvm != self.uvm) {
-            self.uvm = uvm;
-            up.send(Event::UvmFile(v1::UvmFile { fd }));
-        }
-        for device in self.process.seen_devices() {
-            let bit = 1 << device;
-            if self.devices & bit == 0
-                && let Some(uuid) = uuid(device)
-            {
-                self.devices |= bit;
-                let slot = u32::try_from(device).unwrap_or(0);
-                let uuid = uuid.to_vec();
-                up.send(Event::DeviceSeen(v1::DeviceSeen { slot, uuid }));
-            }
-        }
-        let outbox = std::mem::take(&mut sys::lock(&self.process.rm).outbox);
-        let mut records = Vec::new();
-        let flush = |records: &mut Vec<v1::RmEvent>| {
-            let parts = parts::changes(false, std::mem::take(records));
-            parts
-                .into_iter()
-                .map(Event::Rm)
-                .for_each(|part| up.send(part));
-        };
-        for item in outbox {
-            if let Up::Record(change) = item {
-                records.push(record(change));
-                continue;
-            }
-            flush(&mut records);
-            up.send(event(item));
-        }
-        flush(&mut records);
+        self.news.objects(up);
         self.edges.deliver(self.process, up, clock::now_ns());
-        let waiting = self.process.waiting.load(Acquire) != 0;
-        if waiting != self.waiting {
-            self.waiting = waiting;
-            up.send(Event::GateWait(v1::GateWait { waiting }));
-        }
+        self.news.waiting(up);
         self.talk.deliver(self.process, &mut |event| up.send(event));
     }
 
@@ -497,7 +315,7 @@ impl Reporter {
             Some(Command::SetChannels(wanted)) => {
                 up.send(Event::ChannelResult(self.set_channels(&wanted)));
             }
-            Some(Command::ReportHooks(_)) => self.hooks(up, true),
+            Some(Command::ReportHooks(_)) => self.news.hooks(up, true),
             Some(Command::LaunchGate(gate)) if page.is_none() => {
                 let device = usize::try_from(gate.slot).unwrap_or(usize::MAX);
                 self.process
@@ -514,7 +332,9 @@ impl Reporter {
 
     /// Carries out an order about this process' own channels.
     fn set_channels(&mut self, wanted: &v1::SetChannels) -> v1::ChannelResult {
-        self.touched |= wanted.disable;
+        if wanted.disable {
+            self.watch.touch();
+        }
         let pairs: Vec<(u32, u32)> = wanted
             .pairs
             .iter()
@@ -587,22 +407,13 @@ impl Reporter {
                 ),
                 Relaxed,
             );
-            self.on_loss = match limits.on_agent_loss() {
-                v1::OnAgentLoss::Run => OnLoss::Run,
-                _ => OnLoss::Hold {
-                    max_ns: limits.max_hold_ns,
-                },
-            };
         }
         if welcome.hears {
             self.edges.hears();
         }
-        self.generation = welcome.agent_generation;
-        self.method = welcome.method();
-        self.touched |= welcome.level() != v1::ChannelLevel::L5LaunchGate;
+        self.watch.welcomed(welcome);
         process.set_role(role);
         process.ever_attached.store(true, Release);
-        self.landing = Landing::Obeying;
         let shown = page.unwrap_or(process.private);
         process.stream_lane.store(page.is_none(), Release);
         if page.is_none() {
@@ -610,42 +421,7 @@ impl Reporter {
             // or is too old to, and then the channels do all the gating.
             process.set_private_gates(launch_gate(welcome.launch_gates));
         }
-        if !self.page.is_some_and(|known| core::ptr::eq(known, shown)) {
-            self.page = Some(shown);
-            (self.heartbeat, self.handing_over) = (Pulse::default(), Pulse::default());
-            process.swap_page(shown);
-        } else {
-            ring(shown);
-        }
-    }
-
-    /// The state of every hook, if it changed.
-    fn hooks(&mut self, up: &Upstream, always: bool) {
-        let now = clock::now_ns();
-        if !always && now.saturating_sub(self.hooks_at_ns) < HOOKS_EVERY_NS {
-            return;
-        }
-        self.hooks_at_ns = now;
-        let rows = hook_rows(self.rows);
-        let calls = rows.iter().map(|row| row.calls).sum();
-        if !always && calls == self.hooks_calls {
-            return;
-        }
-        self.hooks_calls = calls;
-        up.send(Event::Hooks(v1::HookReport {
-            rows,
-            unhooked: unhooked()
-                .into_iter()
-                .map(|entry| v1::UnhookedAbi {
-                    name: entry.name,
-                    version: entry.version,
-                    flags: entry.flags,
-                    count: entry.count,
-                })
-                .collect(),
-            deepbind_loads: DEEPBIND_LOADS.load(Relaxed),
-            panics: self.process.panics.load(Relaxed),
-        }));
+        self.watch.obey_on(shown);
     }
 }
 
@@ -656,13 +432,4 @@ const fn launch_gate(closed: bool) -> LaunchGate {
     } else {
         LaunchGate::Open
     }
-}
-
-fn uuid(device: usize) -> Option<[u8; 16]> {
-    let mut uuid = CUuuid::default();
-    let driver = driver::driver()?;
-    // SAFETY: `uuid` is live; the call needs no context.
-    unsafe { (driver.device_uuid)(&raw mut uuid, i32::try_from(device).ok()?) }
-        .is_ok()
-        .then_some(uuid.bytes)
 }
