@@ -156,6 +156,14 @@ pub(crate) fn entered(process: &'static Process, device: usize) -> Option<u64> {
     undisturbed.then_some(sum)
 }
 
+/// The device is idle: what was suspected of its work is taken back, unless that is why it counts as idle.
+fn clear(process: &'static Process, words: &DeviceWords, device: usize, watch: &mut Watch) {
+    let limit = process.limits.busy_suspect.load(Relaxed);
+    if watch.suspect.is_some() && !watch.run.is_dummy(limit, clock::now_ns()) {
+        publish_suspect(process, words, device, watch, None);
+    }
+}
+
 /// Checks one device; whether it is busy afterwards.
 pub(super) fn round(
     process: &'static Process,
@@ -166,10 +174,7 @@ pub(super) fn round(
 ) -> bool {
     let words = &page.devices[device];
     if words.activity.load(Acquire) & ACTIVITY_BUSY == 0 {
-        let limit = process.limits.busy_suspect.load(Relaxed);
-        if watch.suspect.is_some() && !watch.run.is_dummy(limit, clock::now_ns()) {
-            publish_suspect(process, words, device, watch, None);
-        }
+        clear(process, words, device, watch);
         return false;
     }
     let fences = Membarrier;
@@ -222,14 +227,7 @@ pub(super) fn round(
             process::ring(page);
             return false;
         }
-        // Taken back: the period goes on, and its graph is still its own unless another came. The launch
-        // that came may be the one that waits: its note was there before it was counted.
-        if let Some((slot, graph)) = taken.graph {
-            let _ = slot.graph.compare_exchange(0, graph, Relaxed, Relaxed);
-        }
-        for slot in taken.waited {
-            slot.waits_on_host.store(1, Relaxed);
-        }
+        give_back(taken);
     }
     watch.last_busy_ns = now;
     let facts = Facts {
@@ -252,6 +250,17 @@ struct Taken {
     graph: Option<(&'static Slot, u64)>,
     /// Slots that had made a stream wait.
     waited: Vec<&'static Slot>,
+}
+
+/// An idle edge was taken back: the period goes on, and its graph is still its own unless another came. The launch
+/// that came may be the one that waits: its note was there before it was counted.
+fn give_back(taken: Taken) {
+    if let Some((slot, graph)) = taken.graph {
+        let _ = slot.graph.compare_exchange(0, graph, Relaxed, Relaxed);
+    }
+    for slot in taken.waited {
+        slot.waits_on_host.store(1, Relaxed);
+    }
 }
 
 /// Writes what goes with an idle edge, before it is rung.

@@ -172,6 +172,20 @@ fn hold(process: &'static Process, client: u32, object: u32, schedule: Switch) {
     process.bell.ring();
 }
 
+/// A channel was registered with UVM by the descriptor `fd`.
+fn after_uvm(process: &'static Process, fd: c_int, register: &[u8]) {
+    let Some(call) = uvm_register(register) else {
+        return;
+    };
+    let mut records = Vec::new();
+    let mut rm = sys::lock(&process.rm);
+    if rm.uvm.replace(fd) != Some(fd) && process.attached.load(Acquire) {
+        process.bell.ring();
+    }
+    rm.graph.apply(call, &mut records);
+    say(process, &mut rm, records);
+}
+
 /// # Safety
 /// `argument` is what `request` says, and the driver has seen it.
 unsafe fn after(
@@ -183,7 +197,6 @@ unsafe fn after(
     before: Before,
     result: c_int,
 ) {
-    let mut records = Vec::new();
     if trace::on() {
         // SAFETY: the caller's promise.
         unsafe { trace::write(process, (fd, file), request, argument, result) };
@@ -192,14 +205,7 @@ unsafe fn after(
         if request == uvm::UVM_REGISTER_CHANNEL && result == 0 {
             // SAFETY: the argument of this request on this file.
             let register = unsafe { bytes(argument as u64, size_of::<uvm::UvmRegisterChannel>()) };
-            if let Some(call) = uvm_register(register) {
-                let mut rm = sys::lock(&process.rm);
-                if rm.uvm.replace(fd) != Some(fd) && process.attached.load(Acquire) {
-                    process.bell.ring();
-                }
-                rm.graph.apply(call, &mut records);
-                say(process, &mut rm, records);
-            }
+            after_uvm(process, fd, register);
         }
         return;
     }
@@ -207,6 +213,7 @@ unsafe fn after(
     let Some(call) = (unsafe { Request::of(request, argument) }) else {
         return;
     };
+    let mut records = Vec::new();
     let mut rm = sys::lock(&process.rm);
     if let Before::Freed(lifted) = before {
         // SAFETY: the argument of a driver's request has the size in its number.
