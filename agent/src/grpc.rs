@@ -10,6 +10,8 @@ pub mod authority;
 pub mod bounds;
 pub mod budget;
 pub mod crowd;
+pub mod explained;
+pub mod follow;
 pub mod heard;
 pub mod incoming;
 pub mod outgoing;

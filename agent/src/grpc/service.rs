@@ -5,8 +5,10 @@
 //! is decided before ([`crate::grpc::authority`]).
 
 use crate::clock::{nanos, unix_ms};
-use crate::config::{Change, show_rule};
+use crate::config::Change;
 use crate::grpc::authority::Operators;
+use crate::grpc::explained::explained;
+use crate::grpc::follow;
 use crate::grpc::peers::Peer;
 use crate::grpc::readers::Readers;
 use crate::grpc::reload::{InForce, SetError, change};
@@ -15,23 +17,20 @@ use crate::grpc::standing::Standing;
 use crate::grpc::ungated::{self, Block, Stream};
 use crate::host::logs::LogLevel;
 use crate::host::orders::Order;
-use crate::identity::Credentials;
-use crate::identity::rules::{Trial, decide, refused, trials};
-use crate::identity::{self, Qos, Subject};
+use crate::identity::{self, Credentials};
 use crate::inbox::{Answer, Ask, Asker, Mailbox};
-use crate::watch::events::{Compacted, EventLog};
+use crate::watch::events::EventLog;
 use crate::watch::gauge::Gauge;
 use crate::watch::metrics::serve::Configured;
 use crate::watch::refusals::Refusals;
 use crate::watch::reports::Reports;
-use crate::wire::{role, role_said};
-use prost::Message as _;
+use crate::wire::role_said;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_node::spans::Span;
 use tidegate_node::text::Text;
 use tidegate_proto::v1;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 /// How long the control thread may take for an answer.
@@ -40,9 +39,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const NO_ANSWER: &str = "the control thread does not answer";
 /// It ends, or has more questions before it than are kept.
 const CROWDED: &str = "the control thread takes no more questions at this moment";
-/// Events that a reader is given at once: so many, and of so many bytes.
-const PAGE: usize = 256;
-const PAGE_BYTES: usize = 64 << 10;
 
 /// The Node and Control services.
 #[derive(Clone, Debug)]
@@ -279,43 +275,7 @@ impl v1::node_server::Node for Service {
         let standing = *self.ask(|answer| Ask::Explain(pid, answer)).await?;
         let loaded = self.in_force.loaded();
         let rules = &loaded.config.identity;
-        let subject = Subject::of(&peer, rules);
-        // What it asked for when it attached, it would ask for again.
-        let attached = standing.attached.first();
-        let asked = supposed.or_else(|| role_said(attached?.asked_role()));
-        let decision = decide(rules, &subject, asked);
-        let role_refused = match attached {
-            Some(known) if supposed.is_none() => known.role_refused.clone(),
-            _ => refused(asked, "", peer.uid, &decision),
-        };
-        let mut reasons = standing.reasons;
-        if standing.attached.is_empty() {
-            reasons.push("it is not attached: it runs no GPU work under the library".to_owned());
-        }
-        for process in &standing.attached {
-            if process.role != i32::from(role(decision.role)) {
-                reasons.push(format!(
-                    "it attached as what it is by: {}; the rules in force count when it attaches anew",
-                    process.rule
-                ));
-            }
-        }
-        Ok(Response::new(v1::ExplainResponse {
-            pid,
-            name: peer.name.clone().into(),
-            uid: peer.uid,
-            gid: peer.groups.first().copied().unwrap_or_default(),
-            cgroup: peer.cgroup.line().into(),
-            facts: facts(&subject),
-            trials: trials(rules, &subject).iter().map(trial).collect(),
-            role: role(decision.role).into(),
-            rule: decision.rule,
-            asked_role: asked.map_or(v1::Role::Unspecified, role).into(),
-            role_refused,
-            attached: standing.attached,
-            jobs: standing.jobs,
-            reasons,
-        }))
+        Ok(Response::new(explained(&peer, rules, supposed, standing)))
     }
 
     async fn explain_handle(
@@ -335,8 +295,7 @@ impl v1::node_server::Node for Service {
         Ok(Response::new(v1::ExplainHandleResponse { handles }))
     }
 
-    type WatchEventsStream =
-        tokio_stream::wrappers::ReceiverStream<Result<v1::WatchEventsResponse, Status>>;
+    type WatchEventsStream = follow::Stream;
 
     async fn watch_events(
         &self,
@@ -347,111 +306,8 @@ impl v1::node_server::Node for Service {
             since_seq,
             no_follow,
         } = request.into_inner();
-        let first = page(&self.events, since_seq).map_err(too_late)?;
-        let (event_tx, event_rx) = mpsc::channel(1);
-        tokio::spawn(follow(
-            Arc::clone(&self.events),
-            first,
-            since_seq,
-            no_follow,
-            event_tx,
-        ));
-        Ok(Response::new(event_rx.into()))
-    }
-}
-
-/// The next events from `since` on.
-fn page(events: &EventLog, since: u64) -> Result<Vec<v1::Event>, Compacted> {
-    let mut page = events.since(since, PAGE)?;
-    let mut bytes = 0;
-    let within = page.iter().take_while(|event| {
-        bytes += event.encoded_len();
-        bytes <= PAGE_BYTES
-    });
-    let within = within.count().max(1);
-    page.truncate(within);
-    page.shrink_to_fit();
-    Ok(page)
-}
-
-fn too_late(compacted: Compacted) -> Status {
-    Status::out_of_range(format!(
-        "events before {} are no longer kept",
-        compacted.oldest
-    ))
-}
-
-/// Sends events until the reader leaves, falls behind what is kept, or has all it asked for.
-async fn follow(
-    events: Arc<EventLog>,
-    mut batch: Vec<v1::Event>,
-    mut next: u64,
-    no_follow: bool,
-    event_tx: mpsc::Sender<Result<v1::WatchEventsResponse, Status>>,
-) {
-    let mut newest = events.newest();
-    loop {
-        for event in batch.drain(..) {
-            next = event.seq + 1;
-            let message = v1::WatchEventsResponse { event: Some(event) };
-            if event_tx.send(Ok(message)).await.is_err() {
-                return;
-            }
-        }
-        newest.mark_unchanged();
-        batch = match page(&events, next) {
-            Ok(batch) => batch,
-            Err(_) => {
-                let slow = Status::resource_exhausted("the reader is too slow");
-                let _ = event_tx.send(Err(slow)).await;
-                return;
-            }
-        };
-        if batch.is_empty() {
-            if no_follow {
-                return;
-            }
-            tokio::select! {
-                changed = newest.changed() => if changed.is_err() { return },
-                () = event_tx.closed() => return,
-            }
-        }
-    }
-}
-
-fn fact(name: &str, value: &str) -> v1::Fact {
-    v1::Fact {
-        name: name.to_owned(),
-        value: value.to_owned(),
-    }
-}
-
-/// What rules can look at, beside user, groups and cgroup.
-fn facts(subject: &Subject<'_>) -> Vec<v1::Fact> {
-    let place = subject.place;
-    let found = [
-        ("unit", place.unit.as_deref()),
-        ("container", place.container.as_deref()),
-        ("qos", place.qos.map(Qos::name)),
-        ("pod", place.pod.as_deref()),
-        ("slurm_job", place.slurm_job.as_deref()),
-    ];
-    let found = found.into_iter();
-    let mut facts: Vec<_> = found
-        .filter_map(|(name, value)| Some(fact(name, value?)))
-        .collect();
-    let labels = subject.labels.iter();
-    facts.extend(labels.map(|(name, value)| fact(&format!("label {name}"), value)));
-    facts
-}
-
-fn trial(trial: &Trial<'_>) -> v1::RuleTrial {
-    v1::RuleTrial {
-        number: u32::try_from(trial.number).unwrap_or(u32::MAX),
-        origin: trial.rule.origin.to_string(),
-        rule: show_rule(trial.rule),
-        matched: trial.mismatch.is_none(),
-        mismatch: trial.mismatch.clone().unwrap_or_default(),
+        let stream = follow::stream(&self.events, since_seq, no_follow)?;
+        Ok(Response::new(stream))
     }
 }
 
