@@ -17,8 +17,10 @@ macro_rules! context {
     };
 }
 
+mod effects;
 mod hearing;
 mod leaving;
+mod requests;
 mod turn;
 mod views;
 
@@ -26,28 +28,25 @@ use crate::adoption::Adoption;
 use crate::counters::Counters;
 use crate::gpus::Gpus;
 use crate::journal::{Journal, Marked};
-use crate::kinds::{Gpu, Level, Method, Switch};
-use crate::lanes::{Lanes, all_said, said};
-use crate::leases::{Leases, Lending};
-use crate::members::{Field, Members};
+use crate::kinds::{Gpu, Level, Method};
+use crate::lanes::{Lanes, all_said};
+use crate::leases::Leases;
+use crate::members::Members;
 use crate::memory::Memory;
 use crate::message::{Input, Tunables};
-use crate::ports::{Issuer, NodeEvent, Ports};
+use crate::ports::{Issuer, Ports};
 use crate::proofs::Proofs;
-use crate::report::{self, Scene};
-use crate::request::{Context, Notice, Request, Settings};
+use crate::request::{Context, Request, Settings};
 use crate::spans::Spans;
 use crate::task::{Issued, Outcome};
 use crate::text::Text;
 use crate::usage::Usage;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tidegate_abi::gate::Gate;
 use tidegate_policy::config::{FairMode, Suspects};
-use tidegate_policy::effect::{Effect, Look};
+use tidegate_policy::effect::Effect;
 use tidegate_policy::event::Event;
-use tidegate_policy::ids::{Channels, GpuId, GpuSet, JobId, SessionId};
-use tidegate_policy::memory::MemoryEvent;
+use tidegate_policy::ids::{GpuId, JobId, SessionId};
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
 pub use turn::{HEARTBEAT_NS, LATE_NS};
@@ -199,8 +198,6 @@ impl Shell {
         }
     }
 
-    // ------------------------------------------------------------ inputs
-
     /// Where an input goes.
     pub(crate) fn route(&mut self, input: Input) {
         match input {
@@ -296,8 +293,6 @@ impl Shell {
         }
     }
 
-    // ------------------------------------------------------------ requests
-
     /// Carries out all that was asked for, each with what follows from it before the next.
     pub(crate) fn settle(&mut self) {
         let base = self.flow.work.len();
@@ -313,185 +308,6 @@ impl Shell {
             }
         }
     }
-
-    fn carry(&mut self, request: Request) {
-        match request {
-            Request::Step(event) => {
-                self.flow.events.push_back(event);
-                self.drain();
-            }
-            Request::Emit(notice) => self.emit(notice),
-            Request::Claim(claim) => self.ports.prover.claim(claim),
-            Request::Retire(retire) => self.retire(retire),
-            Request::Changed {
-                session,
-                gpus,
-                grown,
-            } => self.channels_changed(session, gpus, grown),
-            Request::Manage { session, client } => {
-                let moving = self.policy.is_moving(SessionId(session));
-                let mut field = Field {
-                    gpus: &self.lanes.gpus,
-                    adoption: &mut self.adoption,
-                    moving,
-                };
-                let cx = &mut context!(self);
-                let gpus = self.members.manage_client(session, client, &mut field, cx);
-                cx.ask(Request::Changed {
-                    session,
-                    gpus,
-                    grown: true,
-                });
-                self.suspect(session, client);
-                self.look_elsewhere(session);
-            }
-            Request::Unasked(session, client) => self.proofs.drop((session, client)),
-            Request::Announce(session) => {
-                if let Some(event) = self.members.announcement(session) {
-                    context!(self).step(event);
-                }
-                let job = self.members.get(session).and_then(|own| own.job);
-                job.into_iter().for_each(|job| self.say_terms(job));
-            }
-            Request::Terms(job) => self.say_terms(job),
-            Request::Gates(job) => {
-                let level = self.settings.level;
-                self.lanes.refresh_gates(job, &mut self.members, level);
-            }
-            Request::Tickets(session) => {
-                let level = self.settings.level;
-                self.lanes
-                    .release_tickets(session, &mut self.members, level);
-            }
-            Request::JobTickets(job) => {
-                let level = self.settings.level;
-                self.lanes
-                    .release_job_tickets(job, &mut self.members, level);
-            }
-            Request::LeaseOver {
-                session,
-                gpu,
-                lease,
-                units,
-            } => {
-                let by = (session, gpu);
-                self.leases.over(by, (lease, units), &mut context!(self));
-            }
-            Request::Guards => {
-                let ignore = self.settings.ignore_suspects;
-                let members = &self.members;
-                self.lanes.disarm_all();
-                self.lanes.gpus.guard(|gpu| members.guards(gpu, ignore));
-            }
-            Request::ReadActivity(gpus) => {
-                let events = &mut self.flow.events;
-                self.members
-                    .read_activity(gpus, |event| events.push_back(event));
-            }
-            Request::ProveAgain(job, gpu) => {
-                let (prover, now) = (&*self.ports.prover, self.time.now);
-                self.proofs
-                    .ask_all((job, gpu), &self.lanes, &self.members, prover, now);
-            }
-            Request::Doubt(job) => {
-                for batch in self.lanes.batches(job) {
-                    let places = batch.places.iter();
-                    places.for_each(|&place| self.adoption.journal.doubt(place));
-                }
-            }
-            Request::Free(places) => self.adoption.free(places),
-            Request::SharePool(gpu) => self.share_pool(gpu),
-            Request::SharesStale => self.memory.shares_stale = true,
-        }
-    }
-
-    /// Tells policy how many channels a process has on `gpus`, after the calls were prepared anew.
-    fn channels_changed(&mut self, id: u64, gpus: GpuSet, grown: bool) {
-        let Some(job) = self.members.get(id).and_then(|session| session.job) else {
-            return;
-        };
-        self.members.look_at_work(id, &mut context!(self));
-        if gpus.is_empty() {
-            return;
-        }
-        for gpu in gpus.iter() {
-            self.prepare(job, gpu, grown);
-        }
-        let mut cx = context!(self);
-        if grown {
-            cx.ask(Request::Announce(id));
-        }
-        let (slices, level) = (cx.settings.slices, cx.settings.level);
-        for gpu in gpus.iter() {
-            let own = self.members.get(id);
-            if let Some(own) = own.filter(|_| slices) {
-                cx.step(said(own, gpu, level));
-            }
-            let channels = own.map_or(0, |own| own.gated_on(gpu));
-            cx.step(Event::ChannelsChanged {
-                session: SessionId(id),
-                gpu,
-                channels: Channels(u32::try_from(channels).unwrap_or(u32::MAX)),
-                grown,
-            });
-        }
-        cx.ask(Request::Tickets(id));
-    }
-
-    /// Makes calls of its own for each process of a job, where the driver refused one for several and took those.
-    fn keep_apart(&mut self, issued: &Issued) {
-        let (job, gpu) = (issued.order.job, issued.order.gpu);
-        if !issued.apart || issued.outcome != Outcome::Done {
-            return;
-        }
-        if let Some(lane) = self.lanes.lane_mut(job, gpu) {
-            lane.apart = true;
-            self.prepare(job, gpu, false);
-        }
-    }
-
-    pub(crate) fn prepare(&mut self, job: JobId, gpu: GpuId, grown: bool) {
-        let means = (self.settings.level, self.settings.method);
-        self.lanes.prepare((job, gpu), grown, &self.members, means);
-        if !grown && self.lanes.is_watched(job, gpu) {
-            // The thread is to let go of the calls, and with them of the files of who left.
-            self.release(gpu, Vec::new(), None);
-        }
-    }
-
-    fn emit(&mut self, notice: Notice) {
-        let session = self.members.get(notice.session);
-        let pid = session.map_or(0, |session| session.process().pid);
-        if let (Some(session), Some(what)) = (session, notice.refused) {
-            self.ports.events.refused(&session.peer.tenant, what);
-        }
-        let job = notice.job.and_then(|job| self.lanes.job(job));
-        self.ports.events.event(NodeEvent {
-            at_ns: self.time.now,
-            kind: notice.kind,
-            gpu: notice.gpu.map(|gpu| u32::from(gpu.0)),
-            session: notice.session,
-            pid: notice.pid.max(pid),
-            tenant: session.map(|session| session.peer.tenant.clone()),
-            job: job.map(|job| job.name.clone()),
-            text: notice.text,
-            value_ns: notice.value_ns,
-        });
-    }
-
-    fn share_pool(&mut self, gpu: GpuId) {
-        let bytes = tidegate_policy::ids::Bytes(self.settings.pool);
-        self.step(MemoryEvent::Pool { gpu, bytes }.into());
-    }
-
-    /// Says how much of each GPU is shared out.
-    pub(crate) fn share_pools(&mut self) {
-        for gpu in self.lanes.gpus.ids() {
-            self.share_pool(gpu);
-        }
-    }
-
-    // ------------------------------------------------------------ the policy
 
     /// A node that is ending decides nothing any more.
     pub(crate) fn may_step(&self) -> bool {
@@ -541,85 +357,6 @@ impl Shell {
         self.account();
     }
 
-    fn carry_out(&mut self, effect: Effect) {
-        match effect {
-            Effect::Disable(order) => self.order(order, Switch::Disable, Look::Unconditional),
-            Effect::Enable { order, look } => self.order(order, Switch::Enable, look),
-            Effect::CloseLaunchGate { job } => self.set_launch_gate(job, Gate::Closed),
-            Effect::OpenLaunchGate { job } => self.set_launch_gate(job, Gate::Open),
-            Effect::HoldLaunchGate { job } => self.set_launch_gate(job, Gate::Held),
-            Effect::Check { .. }
-            | Effect::Move { .. }
-            | Effect::CancelMove { .. }
-            | Effect::Map { .. }
-            | Effect::AnswerAsk { .. } => {
-                let members = &mut self.members;
-                self.memory
-                    .order(effect, &self.policy, members, &self.adoption);
-            }
-            Effect::Timeslice { job, gpu, slice } => {
-                let members = &mut self.members;
-                self.lanes
-                    .slice((job, gpu), slice, members, &mut context!(self));
-            }
-            Effect::Lease {
-                job,
-                gpu,
-                lease,
-                units,
-                until,
-                ..
-            } => {
-                let grace_ns = self.settings.leases.map_or(0, |own| own.grace_ns);
-                let lending = Lending {
-                    job,
-                    gpu,
-                    lease,
-                    units,
-                    until_ns: until.as_nanos().saturating_sub(grace_ns),
-                };
-                let members = &mut self.members;
-                self.leases.lend(lending, members, &mut context!(self));
-            }
-            Effect::Withdraw { gpu, lease, .. } => {
-                self.leases.withdraw((gpu, lease), &mut self.members);
-            }
-            Effect::ReadActivity { gpus } => context!(self).ask(Request::ReadActivity(gpus)),
-            Effect::WakeAt(at) => self.time.timer = Some(at.as_nanos()),
-            Effect::Emit(report) => {
-                let scene = Scene {
-                    lanes: &mut self.lanes,
-                    members: &mut self.members,
-                    memory: &mut self.memory,
-                    policy: &self.policy,
-                };
-                report::emit(report, scene, &mut context!(self));
-            }
-        }
-    }
-
-    pub(crate) fn order(
-        &mut self,
-        order: tidegate_policy::event::Order,
-        switch: Switch,
-        look: Look,
-    ) {
-        let clock = &*self.ports.clock;
-        self.lanes.order(
-            order,
-            (switch, look, self.policy.gpus_of(order.job)),
-            &mut self.members,
-            &self.adoption.journal,
-            || clock.now_ns(),
-            &mut context!(self),
-        );
-    }
-
-    fn set_launch_gate(&mut self, job: JobId, gate: Gate) {
-        self.lanes.set_launch_gate(job, gate);
-        context!(self).ask(Request::Gates(job));
-    }
-
     /// Adds the time since the last call to what stood until now. After the effects are handed on, so
     /// that no order waits for it.
     pub(crate) fn account(&mut self) {
@@ -636,8 +373,6 @@ impl Shell {
         self.usage
             .stand(standing, self.policy.uses(), self.time.now);
     }
-
-    // ------------------------------------------------------------ what the turn and the end need
 
     pub(crate) fn ask(&mut self, request: Request) {
         self.flow.asked.push(request);
