@@ -13,6 +13,7 @@ use crate::message::{Claim, Newcomer, Said, Tell, Ticket, Welcome};
 use crate::page::{Activity, Guards};
 use crate::request::{Context, Notice, Request};
 use crate::session::{Client, Control, Session, Slot, TICKETS};
+use crate::work::Training;
 use claims::Claims;
 pub(crate) use objects::Field;
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,40 +216,8 @@ impl Members {
             return;
         };
         match said {
-            Said::Edge { slot, edge } => {
-                let streams = session.link.page.is_none();
-                let online = session.is_online();
-                let edge = edge.by(session.clock);
-                let Some(slot) = session.slots.get_mut(slot as usize).filter(|_| streams) else {
-                    return;
-                };
-                slot.seen = Activity {
-                    busy_since_ns: edge.busy_since_ns.min(cx.now),
-                    ..edge
-                };
-                if let Some(gpu) = slot.gpu.filter(|_| online) {
-                    cx.step(Event::Activity {
-                        session: SessionId(id),
-                        gpu,
-                        reading: edge.reading(),
-                    });
-                }
-            }
-            Said::Suspect { slot, reason } => {
-                let streams = session.link.page.is_none();
-                let online = session.is_online();
-                let Some(slot) = session.slots.get_mut(slot as usize).filter(|_| streams) else {
-                    return;
-                };
-                slot.suspect = reason;
-                if let Some(gpu) = slot.gpu.filter(|_| online) {
-                    cx.step(Event::Suspected {
-                        session: SessionId(id),
-                        gpu,
-                        suspect: reason != 0,
-                    });
-                }
-            }
+            Said::Edge { slot, edge } => self.hear_edge(id, slot as usize, edge, cx),
+            Said::Suspect { slot, reason } => self.hear_suspect(id, slot as usize, reason, cx),
             Said::Note { kind, text } => {
                 cx.counters.notes += 1;
                 cx.emit(Notice {
@@ -263,19 +232,7 @@ impl Members {
                 process: session.process(),
                 fd,
             })),
-            Said::ControlFile(fd) => {
-                let before = match std::mem::replace(&mut session.files.control, Control::None) {
-                    Control::Known(file) => Some(file),
-                    Control::Looking(before) => before,
-                    Control::None => None,
-                };
-                session.files.control = Control::Looking(before);
-                cx.ask(Request::Claim(Claim::Taken {
-                    session: id,
-                    process: session.process(),
-                    fd,
-                }));
-            }
+            Said::ControlFile(fd) => take_control_file(session, fd, cx),
             Said::GateWait(waiting) => {
                 session.state.waits = waiting.then_some(cx.now);
                 cx.emit(Notice {
@@ -290,19 +247,7 @@ impl Members {
                 });
                 self.look_at_work(id, cx);
             }
-            Said::Training(said) => {
-                let (session_id, job) = (session.id, session.job);
-                let returned = session.state.was_gated;
-                for told in session.work.hear(*said, returned, cx.now) {
-                    cx.emit(Notice {
-                        kind: told.kind,
-                        session: session_id,
-                        job,
-                        text: told.text,
-                        ..Notice::default()
-                    });
-                }
-            }
+            Said::Training(said) => hear_training(session, *said, cx),
             Said::Progress(units) => {
                 if session.link.page.is_none() {
                     session.work.streamed = session.work.streamed.max(units);
@@ -319,6 +264,53 @@ impl Members {
             | Said::Schedule(_)
             | Said::Channels { .. }
             | Said::Memory(_) => {}
+        }
+    }
+
+    /// The place of a device of a process without a page, and its GPU if the process is online.
+    fn streamed(&mut self, id: u64, slot: usize) -> Option<(&mut Slot, Option<GpuId>)> {
+        let session = self.sessions.get_mut(&id)?;
+        if session.link.page.is_some() {
+            return None;
+        }
+        let online = session.is_online();
+        let slot = session.slots.get_mut(slot)?;
+        let gpu = slot.gpu.filter(|_| online);
+        Some((slot, gpu))
+    }
+
+    fn hear_edge(&mut self, id: u64, slot: usize, edge: Activity, cx: &mut Context<'_>) {
+        let Some(clock) = self.get(id).map(|session| session.clock) else {
+            return;
+        };
+        let edge = edge.by(clock);
+        let Some((slot, online_on)) = self.streamed(id, slot) else {
+            return;
+        };
+        slot.seen = Activity {
+            busy_since_ns: edge.busy_since_ns.min(cx.now),
+            ..edge
+        };
+        if let Some(gpu) = online_on {
+            cx.step(Event::Activity {
+                session: SessionId(id),
+                gpu,
+                reading: edge.reading(),
+            });
+        }
+    }
+
+    fn hear_suspect(&mut self, id: u64, slot: usize, reason: u32, cx: &mut Context<'_>) {
+        let Some((slot, online_on)) = self.streamed(id, slot) else {
+            return;
+        };
+        slot.suspect = reason;
+        if let Some(gpu) = online_on {
+            cx.step(Event::Suspected {
+                session: SessionId(id),
+                gpu,
+                suspect: reason != 0,
+            });
         }
     }
 
@@ -468,4 +460,33 @@ fn attached(session: &Session) -> String {
         text.push_str(&place);
     }
     text
+}
+
+/// A process said on which file its channels are: that is looked up.
+fn take_control_file(session: &mut Session, fd: i32, cx: &mut Context<'_>) {
+    let before = match std::mem::replace(&mut session.files.control, Control::None) {
+        Control::Known(file) => Some(file),
+        Control::Looking(before) => before,
+        Control::None => None,
+    };
+    session.files.control = Control::Looking(before);
+    cx.ask(Request::Claim(Claim::Taken {
+        session: session.id,
+        process: session.process(),
+        fd,
+    }));
+}
+
+fn hear_training(session: &mut Session, said: Training, cx: &mut Context<'_>) {
+    let (session_id, job) = (session.id, session.job);
+    let returned = session.state.was_gated;
+    for told in session.work.hear(said, returned, cx.now) {
+        cx.emit(Notice {
+            kind: told.kind,
+            session: session_id,
+            job,
+            text: told.text,
+            ..Notice::default()
+        });
+    }
 }

@@ -92,12 +92,7 @@ impl Memory {
                 answer,
                 blocker,
             } => {
-                if let Some((asked, found)) =
-                    members.get_mut(id).and_then(|known| known.blocker.as_mut())
-                    && asked == reclaim
-                {
-                    found.clone_from(blocker);
-                }
+                note_blocker(id, *reclaim, blocker, members);
                 MemoryEvent::Checked {
                     reclaim: *reclaim,
                     session,
@@ -124,56 +119,18 @@ impl Memory {
                 };
                 count((session, gpu), *slot, *usage, members)
             }
-            MemorySaid::Demand {
-                ask,
-                slot,
-                kv,
-                bytes,
-                mapped,
-                ahead,
-                usage,
-            } => {
-                // An offline process has no cache that grows.
-                let may = role == Role::Online || role == Role::Offline && kv.is_none();
-                let Some(gpu) = slot_of(*slot).filter(|_| may) else {
-                    answer_ask(session, *ask, Granted::No, members);
-                    return Vec::new();
-                };
-                let asked = MemoryEvent::Asked {
-                    session,
-                    ask: *ask,
-                    gpu,
-                    kv: *kv,
-                    bytes: *bytes,
-                    mapped: *mapped,
-                    ahead: *ahead,
-                };
-                // Online's demand is weighed by what it has now. An offline process may have been promised room for
-                // another allocation, and what is counted ends that.
-                let usage = usage.filter(|_| role == Role::Online);
-                let counted = usage.map(|usage| count((session, gpu), *slot, usage, members));
-                return counted
-                    .into_iter()
-                    .chain([asked])
-                    .map(Event::Memory)
-                    .collect();
+            MemorySaid::Demand { slot, .. } => {
+                let gpu = slot_of(*slot);
+                return demanded((session, role, gpu), said, members);
             }
             MemorySaid::Mapped { kv, mapped, seq } => MemoryEvent::Mapped {
                 session,
                 kv: *kv,
                 mapped: *mapped,
-                last: self
-                    .watched
-                    .iter()
-                    .all(|w| (w.session, w.kv) != (id, *kv) || w.ordered <= *seq),
+                last: self.is_last((id, *kv), *seq),
             },
             MemorySaid::Pressure { kv, used } => {
-                // It may be over: the page is compared with what was said, not with what it held
-                // before, or the policy would go on with a use that is no more.
-                let mut watched = self.watched.iter_mut();
-                if let Some(watched) = watched.find(|w| (w.session, w.kv) == (id, *kv)) {
-                    watched.used = *used;
-                }
+                self.note_used((id, *kv), *used);
                 MemoryEvent::Usage {
                     session,
                     kv: *kv,
@@ -182,6 +139,22 @@ impl Memory {
             }
         };
         vec![event.into()]
+    }
+
+    /// Whether `seq` is of the last order about what is mapped of a cache.
+    fn is_last(&self, cache: (u64, KvId), seq: u64) -> bool {
+        let of_others = |w: &Watched| (w.session, w.kv) != cache;
+        let mut watched = self.watched.iter();
+        watched.all(|w| of_others(w) || w.ordered <= seq)
+    }
+
+    /// A process said what it uses. That may be over: the page is compared with what was said, not with what it held
+    /// before, or the policy would go on with a use that is no more.
+    fn note_used(&mut self, cache: (u64, KvId), used: Bytes) {
+        let mut watched = self.watched.iter_mut();
+        if let Some(watched) = watched.find(|w| (w.session, w.kv) == cache) {
+            watched.used = used;
+        }
     }
 
     fn register<'a>(
@@ -418,6 +391,55 @@ fn sum(layout: &Layout, which: impl Fn(usize) -> bool) -> Bytes {
         .filter(|nth| which(*nth as usize))
         .map(|nth| layout.bytes(StripeId(nth)))
         .sum()
+}
+
+/// Keeps what is in the way of a check that still runs.
+fn note_blocker(id: u64, reclaim: ReclaimId, blocker: &Blocker, members: &mut Members) {
+    let asked = members.get_mut(id).and_then(|known| known.blocker.as_mut());
+    if let Some((_, found)) = asked.filter(|(asked, _)| *asked == reclaim) {
+        found.clone_from(blocker);
+    }
+}
+
+/// A process needs more on a GPU.
+fn demanded<'a>(
+    (session, role, gpu): (SessionId, Role, Option<GpuId>),
+    said: &MemorySaid,
+    members: &mut Members,
+) -> Vec<Event<'a>> {
+    let MemorySaid::Demand {
+        ask,
+        slot,
+        kv,
+        bytes,
+        mapped,
+        ahead,
+        usage,
+    } = *said
+    else {
+        return Vec::new();
+    };
+    // An offline process has no cache that grows.
+    let may = role == Role::Online || role == Role::Offline && kv.is_none();
+    let Some(gpu) = gpu.filter(|_| may) else {
+        answer_ask(session, ask, Granted::No, members);
+        return Vec::new();
+    };
+    let asked = MemoryEvent::Asked {
+        session,
+        ask,
+        gpu,
+        kv,
+        bytes,
+        mapped,
+        ahead,
+    };
+    // Online's demand is weighed by what it has now. An offline process may have been promised room for
+    // another allocation, and what is counted ends that.
+    let usage = usage.filter(|_| role == Role::Online);
+    let counted = usage.map(|usage| count((session, gpu), slot, usage, members));
+    let events = counted.into_iter().chain([asked]);
+    events.map(Event::Memory).collect()
 }
 
 /// What policy is told when a process says who holds its blocks.

@@ -7,11 +7,12 @@ use crate::memory::{Blocker, Memory};
 use crate::request::{Context, Notice};
 use std::time::Duration;
 use tidegate_policy::effect::Report;
+use tidegate_policy::event::Order;
 use tidegate_policy::fair::Lacks;
-use tidegate_policy::ids::JobId;
+use tidegate_policy::ids::{GpuId, JobId, SessionId};
 use tidegate_policy::node::Node;
 use tidegate_policy::reclaim::Phase;
-use tidegate_policy::time::nanos;
+use tidegate_policy::time::{Instant, nanos};
 
 /// What a report changes and is told of.
 pub(crate) struct Scene<'a> {
@@ -25,15 +26,19 @@ fn ns(duration: Duration) -> u64 {
     nanos(duration)
 }
 
+fn since(end: Instant, begin: Instant) -> u64 {
+    end.as_nanos().saturating_sub(begin.as_nanos())
+}
+
 /// Counts what policy reports, and says it.
-pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
-    let Scene {
-        lanes,
-        members,
-        memory,
-        policy,
-    } = scene;
-    let mut notice = Notice::default();
+pub(crate) fn emit(report: Report, mut scene: Scene<'_>, cx: &mut Context<'_>) {
+    count(report, &mut scene, cx);
+    let notice = notice(report, &scene, cx.now);
+    cx.emit(notice);
+}
+
+/// Counts what policy reports, and notes it where it stays.
+fn count(report: Report, scene: &mut Scene<'_>, cx: &mut Context<'_>) {
     match report {
         Report::Preempted {
             gpu,
@@ -42,137 +47,146 @@ pub(crate) fn emit(report: Report, scene: Scene<'_>, cx: &mut Context<'_>) {
             returned,
             jobs: _,
         } => {
-            let latency = returned.as_nanos().saturating_sub(rang.as_nanos());
-            if let Some(line) = lanes.gpus.get_mut(gpu) {
-                line.preempt.record(latency);
-                line.gate
-                    .record(entered.as_nanos().saturating_sub(rang.as_nanos()));
+            if let Some(line) = scene.lanes.gpus.get_mut(gpu) {
+                line.preempt.record(since(returned, rang));
+                line.gate.record(since(entered, rang));
             }
-            notice.kind = "preempted";
-            notice.gpu = Some(gpu);
-            notice.value_ns = latency;
         }
+        Report::DisableFailed { .. } => cx.counters.disables_failed += 1,
+        Report::EnableFailed { .. } => cx.counters.enables_failed += 1,
+        Report::Lapsed { session } => scene.members.set_lapsed(session, true, cx),
+        Report::Doubted { .. } => cx.counters.requests_doubted += 1,
+        Report::Recovered { session } => scene.members.set_lapsed(session, false, cx),
+        Report::Reclaimed { job, took, .. } => {
+            scene.memory.reclaims.record(ns(took));
+            count_lost_blocks(job, scene.lanes, scene.policy, cx.counters);
+        }
+        Report::Pressure { gpu, .. } => {
+            if let Some(line) = scene.lanes.gpus.get_mut(gpu) {
+                line.pressure_events += 1;
+            }
+        }
+        _ => {}
+    }
+}
+
+/// What is said of it.
+fn notice(report: Report, scene: &Scene<'_>, now: u64) -> Notice {
+    match report {
+        Report::Preempted {
+            gpu,
+            rang,
+            returned,
+            ..
+        } => of_gpu("preempted", gpu).taking(since(returned, rang)),
         Report::Woken { job } => {
-            notice.kind = "woken";
-            notice.job = Some(job);
-            notice.value_ns = crate::lanes::since(lanes.looked_before(job), cx.now);
+            let looked = scene.lanes.looked_before(job);
+            of_job("woken", job).taking(crate::lanes::since(looked, now))
         }
         Report::DisableFailed {
             order,
             status,
             failures,
-        } => {
-            cx.counters.disables_failed += 1;
-            notice.kind = "disable_failed";
-            notice.gpu = Some(order.gpu);
-            notice.job = Some(order.job);
-            notice.text = format!("status {status:#x}, {failures} in a row");
-        }
+        } => of_order("disable_failed", order)
+            .saying(format!("status {status:#x}, {failures} in a row")),
         Report::EnableFailed { order, status } => {
-            cx.counters.enables_failed += 1;
-            notice.kind = "enable_failed";
-            notice.gpu = Some(order.gpu);
-            notice.job = Some(order.job);
-            notice.text = format!("status {status:#x}");
+            of_order("enable_failed", order).saying(format!("status {status:#x}"))
         }
-        Report::Unmanaged { job } => {
-            notice.kind = "unmanaged";
-            notice.job = Some(job);
-            "its channels cannot be controlled; launches wait instead".clone_into(&mut notice.text);
-        }
+        Report::Unmanaged { job } => of_job("unmanaged", job)
+            .saying("its channels cannot be controlled; launches wait instead"),
         Report::MaxGated { job, since } => {
-            notice.kind = "max_gated";
-            notice.job = Some(job);
-            notice.value_ns = cx.now.saturating_sub(since.as_nanos());
+            of_job("max_gated", job).taking(now.saturating_sub(since.as_nanos()))
         }
-        Report::Breathed { job } => {
-            notice.kind = "breathed";
-            notice.job = Some(job);
-        }
+        Report::Breathed { job } => of_job("breathed", job),
         Report::IssueStalled { gpu } => {
-            notice.kind = "issue_stalled";
-            notice.gpu = Some(gpu);
-            "the driver does not return from a call".clone_into(&mut notice.text);
+            of_gpu("issue_stalled", gpu).saying("the driver does not return from a call")
         }
-        Report::Lapsed { session } => {
-            members.set_lapsed(session, true, cx);
-            notice.kind = "lapsed";
-            notice.session = session.0;
-            "busy without progress; its activity no longer counts".clone_into(&mut notice.text);
-        }
-        Report::Doubted { session } => {
-            cx.counters.requests_doubted += 1;
-            notice.kind = "doubted";
-            notice.session = session.0;
-            "requests in flight without work; they no longer count".clone_into(&mut notice.text);
-        }
-        Report::Recovered { session } => {
-            members.set_lapsed(session, false, cx);
-            notice.kind = "recovered";
-            notice.session = session.0;
-        }
-        Report::CooldownViolated { gpu, gap } => {
-            notice.kind = "cooldown_violated";
-            notice.gpu = Some(gpu);
-            notice.value_ns = ns(gap);
-        }
+        Report::Lapsed { session } => of_session("lapsed", session)
+            .saying("busy without progress; its activity no longer counts"),
+        Report::Doubted { session } => of_session("doubted", session)
+            .saying("requests in flight without work; they no longer count"),
+        Report::Recovered { session } => of_session("recovered", session),
+        Report::CooldownViolated { gpu, gap } => of_gpu("cooldown_violated", gpu).taking(ns(gap)),
         Report::LeaseOverrun { job, gpu, used, .. } => {
-            notice.kind = "lease_overrun";
-            notice.gpu = Some(gpu);
-            notice.job = Some(job);
-            notice.value_ns = ns(used);
+            of_lane("lease_overrun", job, gpu).taking(ns(used))
         }
-        Report::LeaseDemoted { job, gpu, lasts } => {
-            notice.kind = "lease_demoted";
-            notice.gpu = Some(gpu);
-            notice.job = Some(job);
-            notice.value_ns = ns(lasts);
-            notice.text = format!(
+        Report::LeaseDemoted { job, gpu, lasts } => of_lane("lease_demoted", job, gpu)
+            .taking(ns(lasts))
+            .saying(format!(
                 "it kept running past its leases: none for {} s, it runs by the gate alone",
                 lasts.as_secs()
-            );
-        }
+            )),
         Report::GatedAgain { lasted, expired } => {
-            notice.kind = "gated_again";
-            notice.value_ns = ns(lasted);
             let why = if expired {
                 "the ungated block's time is over"
             } else {
                 "the ungated block was ended, or who asked for it is gone"
             };
-            why.clone_into(&mut notice.text);
+            named("gated_again").taking(ns(lasted)).saying(why)
         }
         Report::TurnsInstead { job, lacks } => {
-            notice.kind = "turns_instead";
-            notice.job = Some(job);
-            notice.text = format!("no timeslices: {}", why_turns(lacks));
+            of_job("turns_instead", job).saying(format!("no timeslices: {}", why_turns(lacks)))
         }
-        Report::Paused { job } => {
-            notice.kind = "paused";
-            notice.job = Some(job);
-        }
-        Report::Resumed { job } => {
-            notice.kind = "resumed";
-            notice.job = Some(job);
-        }
+        Report::Paused { job } => of_job("paused", job),
+        Report::Resumed { job } => of_job("resumed", job),
         Report::Reclaimed { .. }
         | Report::Restored { .. }
         | Report::Unreclaimable { .. }
         | Report::Pressure { .. }
-        | Report::Denied { .. } => {
-            if let Report::Reclaimed { job, took, .. } = report {
-                memory.reclaims.record(ns(took));
-                count_lost_blocks(job, lanes, policy, cx.counters);
-            }
-            if let Report::Pressure { gpu, .. } = report
-                && let Some(line) = lanes.gpus.get_mut(gpu)
-            {
-                line.pressure_events += 1;
-            }
-            of_memory(report, members, &mut notice);
+        | Report::Denied { .. } => of_memory(report, scene.members),
+    }
+}
+
+impl Notice {
+    fn saying(self, text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            ..self
         }
     }
-    cx.emit(notice);
+
+    fn taking(self, value_ns: u64) -> Self {
+        Self { value_ns, ..self }
+    }
+}
+
+fn named(kind: &'static str) -> Notice {
+    Notice {
+        kind,
+        ..Notice::default()
+    }
+}
+
+fn of_gpu(kind: &'static str, gpu: GpuId) -> Notice {
+    Notice {
+        gpu: Some(gpu),
+        ..named(kind)
+    }
+}
+
+fn of_job(kind: &'static str, job: JobId) -> Notice {
+    Notice {
+        job: Some(job),
+        ..named(kind)
+    }
+}
+
+fn of_lane(kind: &'static str, job: JobId, gpu: GpuId) -> Notice {
+    Notice {
+        gpu: Some(gpu),
+        ..of_job(kind, job)
+    }
+}
+
+fn of_order(kind: &'static str, order: Order) -> Notice {
+    of_lane(kind, order.job, order.gpu)
+}
+
+fn of_session(kind: &'static str, session: SessionId) -> Notice {
+    Notice {
+        session: session.0,
+        ..named(kind)
+    }
 }
 
 /// Why jobs take turns where timeslices were asked for, said of the job for whose sake it is.
@@ -191,7 +205,7 @@ pub fn why_turns(lacks: Lacks) -> String {
 }
 
 /// What is said of memory.
-fn of_memory(report: Report, members: &Members, notice: &mut Notice) {
+fn of_memory(report: Report, members: &Members) -> Notice {
     match report {
         Report::Reclaimed {
             job,
@@ -200,30 +214,22 @@ fn of_memory(report: Report, members: &Members, notice: &mut Notice) {
             bytes,
             tokens,
             took,
-        } => {
-            notice.kind = "reclaimed";
-            notice.job = Some(job);
-            notice.value_ns = ns(took);
-            notice.text = format!(
-                "reclaim {}: {} handles, {} MiB on each GPU, {} tokens to compute again",
-                reclaim.0,
-                handles.0,
-                bytes.0 >> 20,
-                tokens.0
-            );
-        }
+        } => of_job("reclaimed", job).taking(ns(took)).saying(format!(
+            "reclaim {}: {} handles, {} MiB on each GPU, {} tokens to compute again",
+            reclaim.0,
+            handles.0,
+            bytes.0 >> 20,
+            tokens.0
+        )),
         Report::Restored { job, bytes } => {
-            notice.kind = "restored";
-            notice.job = Some(job);
-            notice.text = format!("{} MiB on each GPU", bytes.0 >> 20);
+            of_job("restored", job).saying(format!("{} MiB on each GPU", bytes.0 >> 20))
         }
         Report::Unreclaimable { job, phase } => {
-            notice.kind = "unreclaimable";
-            notice.job = Some(job);
-            notice.text = match (phase, blocker(job, members)) {
+            let why = match (phase, blocker(job, members)) {
                 (Phase::Checking, Some((pid, why))) => format!("process {pid}: {why}"),
                 _ => "its channels were not disabled in time".to_owned(),
             };
+            of_job("unreclaimable", job).saying(why)
         }
         Report::Pressure {
             session,
@@ -231,23 +237,23 @@ fn of_memory(report: Report, members: &Members, notice: &mut Notice) {
             used,
             reservation,
         } => {
-            notice.kind = "pressure";
-            notice.gpu = Some(gpu);
-            notice.session = session.0;
             let (used, reservation) = (used.0 >> 20, reservation.0 >> 20);
-            notice.text = format!("{used} MiB in use, {reservation} MiB to be mapped");
+            Notice {
+                gpu: Some(gpu),
+                ..of_session("pressure", session)
+            }
+            .saying(format!("{used} MiB in use, {reservation} MiB to be mapped"))
         }
         Report::Denied {
             session,
             gpu,
             bytes,
-        } => {
-            notice.kind = "denied";
-            notice.gpu = Some(gpu);
-            notice.session = session.0;
-            notice.text = format!("{} MiB are not to be had in time", bytes.0 >> 20);
+        } => Notice {
+            gpu: Some(gpu),
+            ..of_session("denied", session)
         }
-        _ => {}
+        .saying(format!("{} MiB are not to be had in time", bytes.0 >> 20)),
+        _ => Notice::default(),
     }
 }
 
