@@ -18,15 +18,13 @@ use crate::config::{Config, Level, Loaded, Sources, Unproven, pool_of, state_dir
 use crate::control::{About, ControlThread, Machine, MonotonicClock, Strangers};
 use crate::device::Device;
 use crate::grpc::activation::Passed;
-use crate::grpc::authority;
 use crate::grpc::crowd::Crowd;
 use crate::grpc::reload::InForce;
-use crate::grpc::rooms::Rooms;
 use crate::grpc::standing::Standing;
 use crate::host::logs::LogLevel;
 use crate::host::means::Means;
 use crate::host::notify::Notifier;
-use crate::host::orders::{Order, OrdersFile};
+use crate::host::orders::{Order, Orders, OrdersFile};
 use crate::host::rundir::{self, RunDir, RunDirError};
 use crate::host::users;
 use crate::host::yard::Yard;
@@ -41,11 +39,11 @@ use crate::watch::watcher::{Keep, Watcher};
 use crate::{clock, sys};
 pub use error::AppError;
 use error::starting;
-use serving::{CONTROL_PRIORITY, Serving};
+use serving::{CONTROL_PRIORITY, Guards, Serving};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_abi::rm::Layout;
 use tidegate_node::Parts;
@@ -81,32 +79,20 @@ pub struct Options {
 /// # Errors
 /// When it cannot start, or loses a part it cannot live without.
 pub fn run(options: &Options) -> Result<Ended, AppError> {
-    options.device.enter(options.vgpu_shim.as_deref())?;
-    if let Err(error) = sys::raise_descriptor_limit() {
-        tracing::debug!(%error, "the soft limit of open files stays as it is");
-    }
-    let passed = Passed::from_environment()?;
+    let passed = enter(options)?;
     let config = &options.loaded.config;
-    let mut run_dir = take_run_dir(options)?;
-    let (journal, unreadable) = journal::of(&run_dir)?;
-    let journal = Arc::new(journal);
-    let lost = unreadable.map(|aside| lost_journal(&aside));
-    let library = options.device.library_version();
-    let mut driver = driver(library.as_deref());
-    let adopted = take_over(&journal, &driver);
-    let generation = journal.next_generation();
-    run_dir.sign(generation)?;
-    let orders_file = OrdersFile::new(&orders_dir(config), generation);
-    let orders = orders_file.read(clock::unix_ms());
-    if let Some(Order { by, .. }) = &orders.drained {
-        tracing::warn!("no offline job runs until `tidegate undrain`: still drained by {by}");
-    }
-    let Found {
-        choice,
-        self_test,
-        mps,
-        obstacles,
-    } = choose(options, &driver)?;
+    let Ground {
+        run_dir,
+        journal,
+        journal_note,
+        library,
+        mut driver,
+        adopted,
+        generation,
+    } = take_ground(options)?;
+    let (orders_file, orders) = standing_orders(config, generation);
+    let found = choose(options, &driver)?;
+    let (choice, mps) = (found.choice.clone(), found.mps.clone());
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
     let means = Means::found();
@@ -119,25 +105,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let tells = (&mailbox, &lookout.alarm());
     let gpus = issuers(&mut driver, &choice, &journal, tells, fifo)?;
     let notifier = Arc::new(Notifier::from_environment());
-    let recorder = options.record.as_ref();
-    let recorder = recorder
-        .map(|(file, limit)| Recorder::start(file, *limit))
-        .transpose()
-        .map_err(starting("begin the recording"))?
-        .map(|recorder| Box::new(recorder) as Box<dyn ports::Recorder>);
-    let about = About {
-        driver_version: driver.version.clone(),
-        driver_layout: driver.layout.map_or("", Layout::name),
-        driver_note: level::driver_note(&driver, library.as_deref()),
-        journal_note: lost.unwrap_or_default(),
-        level_note: choice.note.clone(),
-        stop: (choice.level != Level::L5).then_some(choice.stop),
-        stop_note: self_test.why_not_better(choice.level),
-        scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
-        self_test,
-        obstacles,
-        strangers: Strangers::default(),
-    };
+    let about = found.about(&driver, library.as_deref(), journal_note, fifo);
     let parts = Parts {
         tunables: tunables(&options.loaded, choice.level),
         level: choice.level,
@@ -152,101 +120,193 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         mps: about.mps().is_some(),
         ports: Ports {
             clock: Box::new(MonotonicClock),
-            prover: Box::new(
-                prove::start(&mailbox, yard.clone(), mps.clone())
-                    .map_err(starting("start the prover"))?,
-            ),
+            prover: prover(&mailbox, &yard, &mps)?,
             machine: Box::new(Machine {
                 journal,
                 mailbox: mailbox.clone(),
             }),
             events: Box::new(sender),
-            recorder,
+            recorder: recorder(options)?,
         },
     };
-    obstacle::watch(mps, about.mps(), mailbox.clone())
-        .map_err(starting("start looking for MPS"))?;
-    users::watch(
-        options.device.clone(),
-        &[users::AGENT, obstacle::MPS_PROCESS],
-        mailbox.clone(),
-    )
-    .map_err(starting("start looking for users of the GPUs"))?;
-    let again = lookout.starts_again();
-    lookout
-        .start(&driver, notifier.is_heard(), mailbox.clone())
-        .map_err(starting("start looking at the driver"))?;
-    let keep = config.watching.history_file().map(|file| Keep {
-        file,
-        bytes: config.watching.history_size,
-        every: config.watching.history_every,
-    });
+    look_for_others(options, mps, about.mps(), &mailbox)?;
+    let again = look_at_driver(lookout, &driver, &notifier, &mailbox)?;
     // Ends after the control thread, with the last slice of time.
-    let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep)
+    let (_watcher, watched) = Watcher::start(mailbox.clone(), Arc::clone(&events), keep(config))
         .map_err(starting("start the watcher thread"))?;
-    let limit = config.limits.connections_per_uid;
-    let most = means.attachable();
-    let crowd = Arc::new(Crowd::at_hook(
-        limit,
-        most,
-        Arc::clone(&refusals),
-        yard.clone(),
-    ));
-    let rooms = Arc::new(Rooms::new(means.share(), Arc::clone(&refusals)));
-    let in_force = InForce::new(
-        options.sources.clone(),
-        options.loaded.clone(),
-        choice.level,
-        mailbox.clone(),
-        options.log_level.clone(),
-        Arc::clone(&crowd),
-        Arc::clone(&notifier),
-    );
-    let gauge =
-        Gauge::start(figures::reader(&driver)).map_err(starting("start the gauge thread"))?;
+    let guards = Guards::new(config, &means, refusals, yard);
     let server = Serving {
-        gauge,
+        in_force: in_force(options, choice.level, &mailbox, &guards.crowd, &notifier),
+        gauge: gauge(&driver)?,
         orders: Standing::new(orders.clone(), orders_file),
         run_dir: &run_dir,
         passed: RefCell::new(passed),
         config,
-        crowd,
-        in_force: Arc::new(in_force),
+        guards,
         generation,
         mailbox,
         events,
         notifier: Arc::clone(&notifier),
         log_level: options.log_level.clone(),
-        denials: Arc::new(authority::denials()),
-        refusals,
-        rooms,
-        yard,
         watched,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(starting("make the runtime"))?;
+    let runtime = runtime()?;
+    say_start(options, &driver, generation, choice.level, fifo);
+    let thread = ControlThread::new(parts, inbox, notifier, about, orders);
+    runtime.block_on(server.run(thread, fifo))?;
+    Ok(Ended::of(again.load(Ordering::Acquire)))
+}
+
+/// Makes the process fit for the device; the sockets that the service manager passed.
+fn enter(options: &Options) -> Result<Passed, AppError> {
+    options.device.enter(options.vgpu_shim.as_deref())?;
+    if let Err(error) = sys::raise_descriptor_limit() {
+        tracing::debug!(%error, "the soft limit of open files stays as it is");
+    }
+    Ok(Passed::from_environment()?)
+}
+
+/// Starts to look at the driver; whether the agent is to be started again, when it has ended.
+fn look_at_driver(
+    lookout: Lookout,
+    driver: &Driver,
+    notifier: &Notifier,
+    mailbox: &Mailbox,
+) -> Result<Arc<AtomicBool>, AppError> {
+    let again = lookout.starts_again();
+    lookout
+        .start(driver, notifier.is_heard(), mailbox.clone())
+        .map_err(starting("start looking at the driver"))?;
+    Ok(again)
+}
+
+/// What the agent stands on: its directory, what earlier agents left there, and the driver.
+struct Ground {
+    run_dir: RunDir,
+    journal: Arc<Journal>,
+    /// What is said where the journal could not be read.
+    journal_note: String,
+    /// The version of the driver's library.
+    library: Option<String>,
+    driver: Driver,
+    adopted: Vec<Marked>,
+    generation: u64,
+}
+
+fn take_ground(options: &Options) -> Result<Ground, AppError> {
+    let mut run_dir = take_run_dir(options)?;
+    let (journal, unreadable) = journal::of(&run_dir)?;
+    let journal_note = unreadable.map(|aside| lost_journal(&aside));
+    let library = options.device.library_version();
+    let driver = driver(library.as_deref());
+    let adopted = take_over(&journal, &driver);
+    let generation = journal.next_generation();
+    run_dir.sign(generation)?;
+    Ok(Ground {
+        run_dir,
+        journal: Arc::new(journal),
+        journal_note: journal_note.unwrap_or_default(),
+        library,
+        driver,
+        adopted,
+        generation,
+    })
+}
+
+/// The orders of operators that stand, and the file that keeps them.
+fn standing_orders(config: &Config, generation: u64) -> (OrdersFile, Orders) {
+    let file = OrdersFile::new(&orders_dir(config), generation);
+    let orders = file.read(clock::unix_ms());
+    if let Some(Order { by, .. }) = &orders.drained {
+        tracing::warn!("no offline job runs until `tidegate undrain`: still drained by {by}");
+    }
+    (file, orders)
+}
+
+fn prover(mailbox: &Mailbox, yard: &Yard, mps: &Mps) -> Result<Box<dyn ports::Prover>, AppError> {
+    let prover = prove::start(mailbox, yard.clone(), mps.clone());
+    Ok(Box::new(prover.map_err(starting("start the prover"))?))
+}
+
+fn gauge(driver: &Driver) -> Result<Gauge, AppError> {
+    Gauge::start(figures::reader(driver)).map_err(starting("start the gauge thread"))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, AppError> {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build();
+    runtime.map_err(starting("make the runtime"))
+}
+
+/// The configuration, and who hears of its changes.
+fn in_force(
+    options: &Options,
+    level: Level,
+    mailbox: &Mailbox,
+    crowd: &Arc<Crowd>,
+    notifier: &Arc<Notifier>,
+) -> Arc<InForce> {
+    Arc::new(InForce::new(
+        options.sources.clone(),
+        options.loaded.clone(),
+        level,
+        mailbox.clone(),
+        options.log_level.clone(),
+        Arc::clone(crowd),
+        Arc::clone(notifier),
+    ))
+}
+
+/// Where decisions are recorded, if they are.
+fn recorder(options: &Options) -> Result<Option<Box<dyn ports::Recorder>>, AppError> {
+    let Some((file, limit)) = &options.record else {
+        return Ok(None);
+    };
+    let recorder = Recorder::start(file, *limit).map_err(starting("begin the recording"))?;
+    Ok(Some(Box::new(recorder)))
+}
+
+/// Starts the threads that look who else uses the GPUs.
+fn look_for_others(
+    options: &Options,
+    mps: Mps,
+    runs: Option<i32>,
+    mailbox: &Mailbox,
+) -> Result<(), AppError> {
+    obstacle::watch(mps, runs, mailbox.clone()).map_err(starting("start looking for MPS"))?;
+    users::watch(
+        options.device.clone(),
+        &[users::AGENT, obstacle::MPS_PROCESS],
+        mailbox.clone(),
+    )
+    .map_err(starting("start looking for users of the GPUs"))
+}
+
+/// Where the history is kept, if it is.
+fn keep(config: &Config) -> Option<Keep> {
+    config.watching.history_file().map(|file| Keep {
+        file,
+        bytes: config.watching.history_size,
+        every: config.watching.history_every,
+    })
+}
+
+/// Says in the log what starts, and what the operator should know of the configuration.
+fn say_start(options: &Options, driver: &Driver, generation: u64, level: Level, fifo: bool) {
     tracing::info!(
         generation,
         driver = driver.version,
         gpus = driver.gpus.len(),
-        level = %choice.level,
+        %level,
         fifo,
         "tidegate-agent {} starts",
         env!("CARGO_PKG_VERSION")
     );
+    let config = &options.loaded.config;
     crate::identity::rules::warn_of_none(&config.identity, &options.sources.file);
     for note in options.loaded.overridden() {
         tracing::warn!("configuration: {note}");
     }
-    let thread = ControlThread::new(parts, inbox, notifier, about, orders);
-    runtime.block_on(server.run(thread, fifo))?;
-    Ok(if again.load(Ordering::Acquire) {
-        Ended::ToStartAgain
-    } else {
-        Ended::ForGood
-    })
 }
 
 /// How the agent ended.
@@ -256,6 +316,16 @@ pub enum Ended {
     ForGood,
     /// The driver is another, and nobody else starts it again.
     ToStartAgain,
+}
+
+impl Ended {
+    const fn of(again: bool) -> Self {
+        if again {
+            Self::ToStartAgain
+        } else {
+            Self::ForGood
+        }
+    }
 }
 
 /// Where orders of operators are kept: with the service's state, else beside the history, else in the run directory.
@@ -339,6 +409,32 @@ struct Found {
     self_test: selftest::Report,
     mps: Mps,
     obstacles: Vec<Obstacle>,
+}
+
+impl Found {
+    /// What status says of the agent from its start on.
+    fn about(
+        self,
+        driver: &Driver,
+        library: Option<&str>,
+        journal_note: String,
+        fifo: bool,
+    ) -> About {
+        let choice = self.choice;
+        About {
+            driver_version: driver.version.clone(),
+            driver_layout: driver.layout.map_or("", Layout::name),
+            driver_note: level::driver_note(driver, library),
+            journal_note,
+            level_note: choice.note,
+            stop: (choice.level != Level::L5).then_some(choice.stop),
+            stop_note: self.self_test.why_not_better(choice.level),
+            scheduling: if fifo { "SCHED_FIFO" } else { "SCHED_OTHER" }.to_owned(),
+            self_test: self.self_test,
+            obstacles: self.obstacles,
+            strangers: Strangers::default(),
+        }
+    }
 }
 
 /// Chooses the channel level: as configured, as nothing on the node rules out, as the self-test shows.

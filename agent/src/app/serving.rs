@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::control::ControlThread;
 use crate::grpc::activation::Passed;
 use crate::grpc::apart::Apart;
-use crate::grpc::authority::{Authorisation, Operators, Socket};
+use crate::grpc::authority::{self, Authorisation, Operators, Socket};
 use crate::grpc::bounds::{Bounds, REQUEST};
 use crate::grpc::budget::{Budget, MESSAGE_LIMIT};
 use crate::grpc::crowd::Crowd;
@@ -17,6 +17,7 @@ use crate::grpc::sessions::{HookReports, Sessions};
 use crate::grpc::sockets::{self, Maker};
 use crate::grpc::standing::Standing;
 use crate::host::logs::LogLevel;
+use crate::host::means::Means;
 use crate::host::notify::Notifier;
 use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir};
@@ -37,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidegate_proto::{CONTROL_SOCKET, DESCRIPTOR, HOOK_SOCKET, STATUS_SOCKET, v1};
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -63,34 +64,72 @@ pub(super) struct Serving<'a> {
     pub run_dir: &'a RunDir,
     pub passed: RefCell<Passed>,
     pub config: &'a Config,
-    pub crowd: Arc<Crowd>,
+    pub guards: Guards,
     pub in_force: Arc<InForce>,
     pub generation: u64,
     pub mailbox: Mailbox,
     pub events: Arc<EventLog>,
     pub notifier: Arc<Notifier>,
     pub log_level: LogLevel,
-    pub denials: Arc<Denials>,
-    pub refusals: Arc<Refusals>,
-    pub rooms: Arc<Rooms>,
-    pub yard: Yard,
     pub watched: Arc<Watched>,
+}
+
+/// What keeps callers within bounds, and remembers who was refused.
+pub(super) struct Guards {
+    pub crowd: Arc<Crowd>,
+    denials: Arc<Denials>,
+    refusals: Arc<Refusals>,
+    rooms: Arc<Rooms>,
+    yard: Yard,
+}
+
+impl Guards {
+    pub fn new(config: &Config, means: &Means, refusals: Arc<Refusals>, yard: Yard) -> Self {
+        let limit = config.limits.connections_per_uid;
+        let most = means.attachable();
+        Self {
+            crowd: Arc::new(Crowd::at_hook(
+                limit,
+                most,
+                Arc::clone(&refusals),
+                yard.clone(),
+            )),
+            denials: Arc::new(authority::denials()),
+            rooms: Arc::new(Rooms::new(means.share(), Arc::clone(&refusals))),
+            refusals,
+            yard,
+        }
+    }
+}
+
+/// The signals that the agent obeys.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    replace: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, AppError> {
+        let listen = |kind| signal(kind).map_err(starting("listen for signals"));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            replace: listen(SignalKind::user_defined1())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
 }
 
 impl Serving<'_> {
     pub async fn run(self, thread: ControlThread, fifo: bool) -> Result<(), AppError> {
         // Before anything is disabled or anybody is told that the agent serves: a signal must find it
         // ready to give everything back.
-        let mut terminate =
-            signal(SignalKind::terminate()).map_err(starting("listen for signals"))?;
-        let mut interrupt =
-            signal(SignalKind::interrupt()).map_err(starting("listen for signals"))?;
-        let mut replace =
-            signal(SignalKind::user_defined1()).map_err(starting("listen for signals"))?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(starting("listen for signals"))?;
+        let mut signals = Signals::listen()?;
         let reaper =
             Reaper::start(self.mailbox.clone()).map_err(starting("start the reaper thread"))?;
-        let hooks = Arc::new(HookReports::new(Arc::clone(&self.rooms)));
+        let hooks = Arc::new(HookReports::new(Arc::clone(&self.guards.rooms)));
         let reports = Arc::new(Reports::new(self.mailbox.clone()));
         let service = Service::new(Made {
             mailbox: self.mailbox.clone(),
@@ -98,20 +137,20 @@ impl Serving<'_> {
             hooks: Arc::clone(&hooks),
             log_level: self.log_level.clone(),
             in_force: Arc::clone(&self.in_force),
-            refusals: Arc::clone(&self.refusals),
+            refusals: Arc::clone(&self.guards.refusals),
             gauge: self.gauge.clone(),
             orders: Arc::clone(&self.orders),
             reports: Arc::clone(&reports),
         });
         let in_force = self.in_force.running();
-        let budget = Arc::new(Budget::new(Arc::clone(&self.refusals)));
+        let budget = Arc::new(Budget::new(Arc::clone(&self.guards.refusals)));
         let sessions = Sessions::new(
             in_force,
             self.mailbox.clone(),
             reaper,
             hooks,
             budget,
-            self.yard.clone(),
+            self.guards.yard.clone(),
         );
         // Last before serving: whoever connects finds everything in place.
         let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched))?;
@@ -124,45 +163,30 @@ impl Serving<'_> {
         let mut control = apart.spawn(control);
         apart.spawn(self.notifier.turning("tg-operators"));
         tokio::spawn(self.notifier.turning("main"));
-        tokio::spawn(name_late(self.yard.clone(), Arc::clone(&self.refusals)));
+        tokio::spawn(name_late(
+            self.guards.yard.clone(),
+            Arc::clone(&self.guards.refusals),
+        ));
         let for_readers = service.for_readers();
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &for_readers)?;
-        if let Some(listen) = &self.config.watching.metrics {
-            let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
-                listen: listen.clone(),
-                source,
-            })?;
-            tracing::info!("metrics are served at {}", endpoint.place());
-            if listen.is_remote() && std::env::var_os("INVOCATION_ID").is_some() {
-                tracing::warn!(
-                    "metrics.listen is an address of the network, and the shipped unit lets only this machine connect: add \
-                     `IPAddressAllow=` and the address of Prometheus under [Service] by `systemctl edit tidegate-agent`"
-                );
-            }
-            tokio::spawn(endpoint.serve(Exporter::new(
-                reports,
-                Arc::clone(&self.watched),
-                Arc::clone(&self.denials),
-                Arc::clone(&self.in_force) as Arc<dyn Configured>,
-            )));
-        }
+        self.serve_metrics(reports)?;
         self.notifier.ready("serving");
         tokio::pin!(hook, status);
         loop {
             tokio::select! {
-                _ = terminate.recv() => {
+                _ = signals.terminate.recv() => {
                     self.notifier.stopping();
                     self.mailbox.put(NodeInput::Stop);
                 }
-                _ = interrupt.recv() => {
+                _ = signals.interrupt.recv() => {
                     self.notifier.stopping();
                     self.mailbox.put(NodeInput::Stop);
                 }
-                _ = replace.recv() => {
+                _ = signals.replace.recv() => {
                     tracing::info!("a successor asks for the node: handing over");
                     self.mailbox.put(NodeInput::HandOver);
                 }
-                _ = hangup.recv() => {
+                _ = signals.hangup.recv() => {
                     let _ = self.in_force.reload("SIGHUP");
                 }
                 done = &mut control_done => {
@@ -176,13 +200,38 @@ impl Serving<'_> {
         }
     }
 
+    /// Serves the metrics, where a place for them is named.
+    fn serve_metrics(&self, reports: Arc<Reports>) -> Result<(), AppError> {
+        let Some(listen) = &self.config.watching.metrics else {
+            return Ok(());
+        };
+        let endpoint = Endpoint::listen(listen).map_err(|source| AppError::Metrics {
+            listen: listen.clone(),
+            source,
+        })?;
+        tracing::info!("metrics are served at {}", endpoint.place());
+        if listen.is_remote() && std::env::var_os("INVOCATION_ID").is_some() {
+            tracing::warn!(
+                "metrics.listen is an address of the network, and the shipped unit lets only this machine connect: add \
+                 `IPAddressAllow=` and the address of Prometheus under [Service] by `systemctl edit tidegate-agent`"
+            );
+        }
+        tokio::spawn(endpoint.serve(Exporter::new(
+            reports,
+            Arc::clone(&self.watched),
+            Arc::clone(&self.guards.denials),
+            Arc::clone(&self.in_force) as Arc<dyn Configured>,
+        )));
+        Ok(())
+    }
+
     fn serve_hook(
         &self,
         sessions: Sessions,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
         let (pages, crowd) = (
             Arc::new(Pages::new(self.generation)),
-            Arc::clone(&self.crowd),
+            Arc::clone(&self.guards.crowd),
         );
         let connections =
             self.listen(HOOK_SOCKET, 0o666, None, move |listener, connection_tx| {
@@ -198,7 +247,7 @@ impl Serving<'_> {
             .http2_keepalive_interval(Some(keep_alive))
             .http2_keepalive_timeout(Some(keep_alive))
             .layer(self.authorisation(Socket::Hook))
-            .layer(Bounds::of_libraries(Arc::clone(&self.rooms)))
+            .layer(Bounds::of_libraries(Arc::clone(&self.guards.rooms)))
             .add_service(runtime)
             .serve_with_incoming(connections))
     }
@@ -211,10 +260,10 @@ impl Serving<'_> {
         service: &Service,
     ) -> Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>, AppError> {
         let group = (socket == Socket::Control).then_some(rundir::GROUP);
-        let refusals = Arc::clone(&self.refusals);
+        let refusals = Arc::clone(&self.guards.refusals);
         let crowd = Arc::new(match socket {
-            Socket::Control => Crowd::at_control(refusals, self.yard.clone()),
-            Socket::Hook | Socket::Status => Crowd::at_status(refusals, self.yard.clone()),
+            Socket::Control => Crowd::at_control(refusals, self.guards.yard.clone()),
+            Socket::Hook | Socket::Status => Crowd::at_status(refusals, self.guards.yard.clone()),
         });
         let connections = self.listen(name, mode, group, move |listener, connection_tx| {
             let crowd = Arc::clone(&crowd);
@@ -247,7 +296,7 @@ impl Serving<'_> {
         Ok(builder(CALLS, HEADERS)
             .http2_keepalive_interval(Some(peers::PING_EVERY))
             .layer(self.authorisation(socket))
-            .layer(Bounds::of_readers(Arc::clone(&self.rooms)))
+            .layer(Bounds::of_readers(Arc::clone(&self.guards.rooms)))
             .add_service(node)
             .add_service(control)
             .add_service(health_server)
@@ -260,7 +309,7 @@ impl Serving<'_> {
         Authorisation {
             socket,
             operators: Operators::of_this_machine(),
-            denials: Arc::clone(&self.denials),
+            denials: Arc::clone(&self.guards.denials),
         }
     }
 

@@ -100,29 +100,7 @@ impl View<'_> {
         let why = held_up.unwrap_or_else(|| self.job_reason(view));
         reasons.push(standing(runs, &why, &since));
         if let Some(share) = self.share(view.job) {
-            reasons.push(format!(
-                "it got {} of the time in which it could run; {} is its share beside the jobs on its GPUs",
-                percent(share.got),
-                percent(share.deserved)
-            ));
-            if !share.wants {
-                reasons.push("it has no work, and so no turn".to_owned());
-            }
-            if share.at_once {
-                let slice = match share.timeslice_ns {
-                    0 => "what the driver gives".to_owned(),
-                    ns => span(ns),
-                };
-                reasons.push(format!(
-                    "it runs beside the other jobs; each of its groups of channels has a timeslice of {slice}"
-                ));
-            }
-            if !share.turns_because.is_empty() {
-                reasons.push(format!(
-                    "jobs take turns, not timeslices, because of {}",
-                    share.turns_because
-                ));
-            }
+            why_so_much(&share, reasons);
         }
         if let Some(said) = &session.work.training {
             reasons.push(trains(said));
@@ -270,6 +248,33 @@ fn standing(runs: bool, reason: &str, since: &str) -> String {
 
 fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
+}
+
+/// What a job has of its GPUs among others.
+fn why_so_much(share: &v1::JobShare, reasons: &mut Vec<String>) {
+    reasons.push(format!(
+        "it got {} of the time in which it could run; {} is its share beside the jobs on its GPUs",
+        percent(share.got),
+        percent(share.deserved)
+    ));
+    if !share.wants {
+        reasons.push("it has no work, and so no turn".to_owned());
+    }
+    if share.at_once {
+        let slice = match share.timeslice_ns {
+            0 => "what the driver gives".to_owned(),
+            ns => span(ns),
+        };
+        reasons.push(format!(
+            "it runs beside the other jobs; each of its groups of channels has a timeslice of {slice}"
+        ));
+    }
+    if !share.turns_because.is_empty() {
+        reasons.push(format!(
+            "jobs take turns, not timeslices, because of {}",
+            share.turns_because
+        ));
+    }
 }
 
 #[cfg(test)]

@@ -233,6 +233,15 @@ fn job_name(peer: &Credentials, named: Text) -> Text {
     }
 }
 
+/// What the connection was greeted with.
+fn take_greeted(peer: &Peer) -> Result<Greeted, Status> {
+    let greeted = peer.greeted.as_ref().and_then(|greeted| {
+        let mut greeted = greeted.lock().unwrap_or_else(PoisonError::into_inner);
+        greeted.take()
+    });
+    greeted.ok_or_else(|| Status::failed_precondition("a connection attaches once: connect again"))
+}
+
 #[tonic::async_trait]
 impl v1::runtime_server::Runtime for Sessions {
     type AttachStream = std::pin::Pin<
@@ -248,16 +257,7 @@ impl v1::runtime_server::Runtime for Sessions {
             .get::<Peer>()
             .cloned()
             .ok_or_else(|| Status::internal("the connection has no peer"))?;
-        let mut greeted = peer
-            .greeted
-            .as_ref()
-            .and_then(|greeted| {
-                let mut greeted = greeted.lock().unwrap_or_else(PoisonError::into_inner);
-                greeted.take()
-            })
-            .ok_or_else(|| {
-                Status::failed_precondition("a connection attaches once: connect again")
-            })?;
+        let mut greeted = take_greeted(&peer)?;
         let carried = request.extensions().get::<Carried>().cloned();
         let mut events = heard::Stream::new(request.into_inner(), carried.unwrap_or_default());
         let hello = events.hello().await?;
