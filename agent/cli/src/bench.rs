@@ -17,13 +17,14 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use modes::{Steered, between};
 use std::path::Path;
+use std::time::Duration;
 use tidegate_agent::clock::now_ns;
 use tidegate_bench::batch::{Batch, Running};
 use tidegate_bench::block::Block;
 use tidegate_bench::import;
 use tidegate_bench::plan::{Mode, Schedule, order};
 use tidegate_bench::report::Bench;
-use tidegate_bench::target::{Target, tokens_made};
+use tidegate_bench::target::{Target, TargetError, tokens_made};
 use tidegate_bench::tls::Trust;
 use tidegate_bench::wire::{Client, Way, drive, get, probe};
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,29 +82,10 @@ fn imported(args: &Args) -> anyhow::Result<Bench> {
 }
 
 async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
-    let wrong = |error: tidegate_bench::target::TargetError| Usage(error.to_string());
-    let target = Target::parse(args.target.as_deref().unwrap_or_default()).map_err(wrong)?;
-    let offline = args
-        .offline_metrics
-        .as_deref()
-        .map(Target::parse)
-        .transpose()
-        .map_err(wrong)?;
+    let (way, offline) = ways(args)?;
     let (schedule, load) = args.schedule()?;
-    let all = [Some(&target), offline.as_ref()];
-    let trust = all.into_iter().flatten().any(|target| target.tls);
-    let trust = trust.then(|| Trust::new(args.cacert.as_deref()));
-    let trust = trust
-        .transpose()
-        .map_err(|error| Usage(error.to_string()))?;
-    let way = |target: Target, key| Way {
-        target,
-        key,
-        trust: trust.clone(),
-    };
-    let offline = offline.map(|offline| way(offline, None));
-    let way = way(target.clone(), args.key()?);
     let server = probe(&way, args.model.as_deref()).await.map_err(wrong)?;
+    let url = way.target.url("");
     let client = Client {
         way,
         model: server.model.clone(),
@@ -124,51 +106,15 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
     let batch = args.batch();
     modes.extend(batch.map(|_| Mode::OneEngine));
     let order = order(&modes, usize::try_from(args.cycles)?);
-    let names: Vec<&str> = order.iter().map(|mode| mode.name()).collect();
-    let mut fact = |name: &str, value: String| bench.facts.push((name.to_owned(), value));
-    fact(
-        "Target",
-        format!("{}, model {}", target.url(""), server.model),
-    );
-    fact("Load", load);
-    fact(
-        "Blocks",
-        format!(
-            "{} of {} s: {}",
-            names.len(),
-            schedule.length.as_secs(),
-            names.join(" ")
-        ),
-    );
-    fact("Requests", format!("{} in a block", schedule.len()));
-    if let Some(batch) = batch {
-        let Batch {
-            in_flight,
-            input_tokens,
-            output_tokens,
-        } = batch;
-        fact(
-            "Batch",
-            format!(
-                "{in_flight} in flight, {input_tokens} prompt and {output_tokens} answer tokens, at low priority"
-            ),
-        );
-    }
-    let said = steered
-        .as_ref()
-        .map_or("no agent".to_owned(), |steered| steered.said.clone());
-    let version = if server.version.is_empty() {
-        "does not say"
-    } else {
-        &server.version
-    };
-    fact(
-        "Versions",
-        format!(
-            "tidegate {}; {said}; server {version}",
-            env!("CARGO_PKG_VERSION")
-        ),
-    );
+    let said = steered.as_ref().map(|steered| steered.said.as_str());
+    bench.facts = vec![
+        fact("Target", format!("{url}, model {}", server.model)),
+        fact("Load", load),
+        fact("Blocks", blocks(&order, schedule.length)),
+        fact("Requests", format!("{} in a block", schedule.len())),
+    ];
+    bench.facts.extend(batch.map(batch_fact));
+    bench.facts.push(versions(said, &server.version));
     bench.planned = order.len();
     let stop = interrupts()?;
     let mut run = Run {
@@ -184,6 +130,77 @@ async fn measured(agent: &Agent, args: &Args) -> anyhow::Result<Bench> {
         Some(steered) => steered.restore().await,
         None => Ok(()),
     };
+    ended(bench, done, restored)
+}
+
+fn wrong(error: TargetError) -> Usage {
+    Usage(error.to_string())
+}
+
+/// How the server, and the server of offline's metrics, are reached.
+fn ways(args: &Args) -> anyhow::Result<(Way, Option<Way>)> {
+    let target = Target::parse(args.target.as_deref().unwrap_or_default()).map_err(wrong)?;
+    let offline = args.offline_metrics.as_deref().map(Target::parse);
+    let offline = offline.transpose().map_err(wrong)?;
+    let all = [Some(&target), offline.as_ref()];
+    let trust = all.into_iter().flatten().any(|target| target.tls);
+    let trust = trust.then(|| Trust::new(args.cacert.as_deref()));
+    let trust = trust
+        .transpose()
+        .map_err(|error| Usage(error.to_string()))?;
+    let way = |target: Target, key| Way {
+        target,
+        key,
+        trust: trust.clone(),
+    };
+    let offline = offline.map(|offline| way(offline, None));
+    Ok((way(target, args.key()?), offline))
+}
+
+fn fact(name: &str, value: String) -> (String, String) {
+    (name.to_owned(), value)
+}
+
+fn blocks(order: &[Mode], length: Duration) -> String {
+    let names: Vec<&str> = order.iter().map(|mode| mode.name()).collect();
+    let (count, seconds) = (names.len(), length.as_secs());
+    format!("{count} of {seconds} s: {}", names.join(" "))
+}
+
+fn batch_fact(batch: Batch) -> (String, String) {
+    let Batch {
+        in_flight,
+        input_tokens,
+        output_tokens,
+    } = batch;
+    fact(
+        "Batch",
+        format!(
+            "{in_flight} in flight, {input_tokens} prompt and {output_tokens} answer tokens, at low priority"
+        ),
+    )
+}
+
+fn versions(agent: Option<&str>, server: &str) -> (String, String) {
+    let said = agent.unwrap_or("no agent");
+    let server = if server.is_empty() {
+        "does not say"
+    } else {
+        server
+    };
+    let own = env!("CARGO_PKG_VERSION");
+    fact(
+        "Versions",
+        format!("tidegate {own}; {said}; server {server}"),
+    )
+}
+
+/// What there is after the blocks, and after the node was put back.
+fn ended(
+    mut bench: Bench,
+    done: anyhow::Result<()>,
+    restored: anyhow::Result<()>,
+) -> anyhow::Result<Bench> {
     if let Err(error) = done {
         bench
             .notes

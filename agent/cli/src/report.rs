@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use tidegate_agent::clock::unix_ms;
 use tidegate_agent::watch::history::summary::{Gaps, Job, Summary, User, summarise};
-use tidegate_agent::watch::history::{self, Slice, Subject};
+use tidegate_agent::watch::history::{self, GpuSlice, JobSlice, Slice, Span, Subject};
 use tidegate_policy::ids::GpuSet;
 use tidegate_proto::{HISTORY_FILE, STATE_DIR};
 use tidegate_text::screen::terminal_width;
@@ -392,7 +392,8 @@ fn gpu_list(bits: u64) -> String {
     gpus.collect::<Vec<_>>().join("+")
 }
 
-fn csv(slices: &[Slice], of: Of) -> String {
+/// The first row.
+fn csv_head(of: Of) -> String {
     let mut out = String::from("end_unix_ms,length_ns,");
     match of {
         Of::Gpus => {
@@ -415,78 +416,90 @@ fn csv(slices: &[Slice], of: Of) -> String {
         Of::Open => out.push_str("gpus_open,time_ns\n"),
         Of::Memory => out.push_str("gpu,pool_bytes,fallen_bytes,open_ns,available_mean_bytes\n"),
     }
+    out
+}
+
+fn csv(slices: &[Slice], of: Of) -> String {
+    let mut out = csv_head(of);
     for slice in slices {
-        let span = slice.span;
-        let row = match (&slice.subject, of) {
-            (Subject::Gpu(gpu), Of::Gpus) => {
-                let mut row = format!(
-                    "{},{},{},{},{},{},{},{},{},{},{},{}",
-                    gpu.gpu,
-                    gpu.busy,
-                    gpu.open,
-                    gpu.running,
-                    gpu.edges,
-                    gpu.preemptions,
-                    gpu.wakes,
-                    gpu.pressure,
-                    gpu.pool,
-                    gpu.available_mean,
-                    gpu.available_min,
-                    gpu.gap_sum,
-                );
-                for count in gpu.gaps {
-                    let _ = write!(row, ",{count}");
-                }
-                row
-            }
-            (Subject::Pair(pair), Of::Pairs) => {
-                format!("{},{},{},{}", pair.a, pair.b, pair.both, pair.either)
-            }
-            (Subject::Job(job), Of::Jobs) => format!(
-                "{},{},{},{},{},{},{},{},{},{},{}",
-                quoted(&job.name),
-                job.gpus.count_ones(),
-                job.attached,
-                job.running,
-                job.launches,
-                u8::from(job.undisturbed),
-                job.uid.map_or_else(String::new, |uid| uid.to_string()),
-                job.units,
-                job.lost,
-                job.paused,
-                job.held
-            ),
-            (Subject::Open(open), Of::Open) => {
-                let sets = open.sets.iter();
-                let mut rows: Vec<_> = sets.map(|(gpus, time)| (gpu_list(*gpus), *time)).collect();
-                if open.uncounted != 0 {
-                    rows.push(("uncounted".to_owned(), open.uncounted));
-                }
-                for (gpus, time) in rows {
-                    let _ = writeln!(out, "{},{},{gpus},{time}", span.end_unix_ms, span.length_ns);
-                }
-                continue;
-            }
-            (Subject::Memory(memory), Of::Memory) => {
-                for (open, mean) in memory
-                    .open
-                    .iter()
-                    .zip(memory.mean)
-                    .filter(|(ns, _)| **ns != 0)
-                {
-                    let _ = writeln!(
-                        out,
-                        "{},{},{},{},{},{open},{mean}",
-                        span.end_unix_ms, span.length_ns, memory.gpu, memory.pool, memory.fallen
-                    );
-                }
-                continue;
-            }
-            _ => continue,
-        };
-        let _ = writeln!(out, "{},{},{row}", span.end_unix_ms, span.length_ns);
+        let Span {
+            end_unix_ms,
+            length_ns,
+        } = slice.span;
+        for row in csv_rows(&slice.subject, of) {
+            let _ = writeln!(out, "{end_unix_ms},{length_ns},{row}");
+        }
     }
     out
+}
+
+/// The rows of a slice, without its time; none where something else was asked for.
+fn csv_rows(subject: &Subject, of: Of) -> Vec<String> {
+    match (subject, of) {
+        (Subject::Gpu(gpu), Of::Gpus) => vec![csv_gpu(gpu)],
+        (Subject::Pair(pair), Of::Pairs) => {
+            vec![format!(
+                "{},{},{},{}",
+                pair.a, pair.b, pair.both, pair.either
+            )]
+        }
+        (Subject::Job(job), Of::Jobs) => vec![csv_job(job)],
+        (Subject::Open(open), Of::Open) => {
+            let sets = open.sets.iter();
+            let sets = sets.map(|(gpus, time)| (gpu_list(*gpus), *time));
+            let rest = (open.uncounted != 0).then(|| ("uncounted".to_owned(), open.uncounted));
+            let rows = sets.chain(rest);
+            rows.map(|(gpus, time)| format!("{gpus},{time}")).collect()
+        }
+        (Subject::Memory(memory), Of::Memory) => {
+            let (gpu, pool, fallen) = (memory.gpu, memory.pool, memory.fallen);
+            let means = memory.open.iter().zip(memory.mean);
+            means
+                .filter(|(ns, _)| **ns != 0)
+                .map(|(open, mean)| format!("{gpu},{pool},{fallen},{open},{mean}"))
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn csv_gpu(gpu: &GpuSlice) -> String {
+    let mut row = format!(
+        "{},{},{},{},{},{},{},{},{},{},{},{}",
+        gpu.gpu,
+        gpu.busy,
+        gpu.open,
+        gpu.running,
+        gpu.edges,
+        gpu.preemptions,
+        gpu.wakes,
+        gpu.pressure,
+        gpu.pool,
+        gpu.available_mean,
+        gpu.available_min,
+        gpu.gap_sum,
+    );
+    for count in gpu.gaps {
+        let _ = write!(row, ",{count}");
+    }
+    row
+}
+
+fn csv_job(job: &JobSlice) -> String {
+    format!(
+        "{},{},{},{},{},{},{},{},{},{},{}",
+        quoted(&job.name),
+        job.gpus.count_ones(),
+        job.attached,
+        job.running,
+        job.launches,
+        u8::from(job.undisturbed),
+        job.uid.map_or_else(String::new, |uid| uid.to_string()),
+        job.units,
+        job.lost,
+        job.paused,
+        job.held
+    )
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod budget;
 mod figures;
+mod head;
 mod memory;
 mod trainer;
 
@@ -9,132 +10,35 @@ use super::json;
 use figures::or_dash;
 pub use figures::{bytes, gpu_ranges, held, in_use};
 use std::fmt::Write;
-use tidegate_agent::clock::stamp;
 pub use tidegate_agent::span::time;
-use tidegate_agent::standing::Standing;
 use tidegate_proto::v1;
 use tidegate_text::screen::Shown;
 pub use tidegate_text::screen::{Grid, long, number, word};
 pub use trainer::line as trains;
 
-fn level(report: &v1::GetStatusResponse) -> &'static str {
-    match report.level() {
-        v1::ChannelLevel::L1Agent => "L1 (the agent's own client)",
-        v1::ChannelLevel::L2OwnerFile => "L2 (the owner's file)",
-        v1::ChannelLevel::L3Interposer => "L3 (the process itself)",
-        v1::ChannelLevel::L4Timeslice => "L4 (timeslice)",
-        v1::ChannelLevel::L5LaunchGate => "L5 (launches wait)",
-        v1::ChannelLevel::Unspecified => "unknown",
-    }
-}
-
-/// ` by ` the method that stops what runs, where there is one.
-fn by_method(report: &v1::GetStatusResponse) -> String {
-    let when = if report.method_at_kernel_end {
-        " at kernel end"
-    } else {
-        ""
-    };
-    json::method_name(report.method()).map_or_else(String::new, |name| format!(" by {name}{when}"))
-}
-
 /// The whole status.
 pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "tidegate-agent {} (pid {}, generation {}), up {}, driver {}, channel level {}{}, {}",
-        report.version,
-        report.pid,
-        report.agent_generation,
-        time(report.uptime_ns),
-        or_dash(&report.driver_version),
-        level(report),
-        by_method(report),
-        report.scheduling,
-    );
-    // Where a level was not looked for, nothing was tried.
-    let tried = report.self_test.as_ref();
-    if let Some(test) = tried.filter(|test| !test.summary.is_empty() || !test.levels.is_empty()) {
-        let levels: Vec<_> = test
-            .levels
-            .iter()
-            .map(|row| format!("{} {}", json::level_name(row.level()), row.outcome))
-            .collect();
-        let _ = writeln!(
-            text,
-            "self-test: {}; {}",
-            or_dash(&test.summary),
-            or_dash(&levels.join(", "))
-        );
-    }
-    for obstacle in &report.obstacles {
-        let _ = writeln!(text, "no channel control: {}", obstacle.text);
-    }
-    for process in &report.unattached {
-        let v1::Unattached {
-            pid,
-            name,
-            has_library,
-            other_namespace,
-        } = process;
-        let with = match (has_library, other_namespace) {
-            (false, _) => Standing::Without,
-            (true, false) => Standing::With,
-            (true, true) => Standing::OtherNamespace,
-        };
-        let with = with.text();
-        let _ = writeln!(
-            text,
-            "not attached: {name} (process {pid}) uses a GPU {with}"
-        );
-    }
-    for refusal in &report.refusals {
-        let v1::Refusal {
-            who, what, times, ..
-        } = refusal;
-        let _ = writeln!(
-            text,
-            "refused: {who}: {what}, {times} times, last {} ago",
-            time(refusal.ago_ns)
-        );
-    }
-    if report.drained {
-        text.push_str("drained: no offline job runs until `tidegate undrain`");
-        if report.drained_since_unix_ms > 0 {
-            let since = stamp(report.drained_since_unix_ms.saturating_mul(1_000_000));
-            let _ = write!(text, "; since {since}, by {}", report.drained_by);
-        }
-        text.push('\n');
-    }
-    if report.ungated_ns > 0 {
-        let left = time(report.ungated_ns);
-        let _ = writeln!(
-            text,
-            "ungated: offline runs beside online for {left} at most, to be measured"
-        );
-    }
-    if !report.config_error.is_empty() {
-        let _ = writeln!(
-            text,
-            "configuration refused, the old one is in force: {}",
-            report.config_error
-        );
-    }
-    if !report.config_pending.is_empty() {
-        let keys = report.config_pending.join(", ");
-        let _ = writeln!(text, "configuration: a restart is needed for {keys}");
-    }
-    for note in &report.config_overridden {
-        let _ = writeln!(text, "configuration: {note}");
-    }
-    for note in [&report.driver_note, &report.level_note, &report.method_note] {
-        if !note.is_empty() {
-            let _ = writeln!(text, "note: {note}");
-        }
-    }
+    head::lines(report, &mut text);
     text.push('\n');
-    let shown = gpus(report, width, &mut text);
+    of_gpus(report, width, &mut text);
+    budget::status(report, width, &mut text);
+    memory::status(report, width, &mut text);
+    text.push('\n');
+    of_jobs(report, width, &mut text);
+    text.push('\n');
+    if report.processes.is_empty() {
+        text.push_str("no process is attached\n");
+    } else {
+        text.push_str(&processes(report, width));
+    }
+    of_counters(report, width, &mut text);
+    text
+}
+
+/// Each GPU: its gate, and what it is.
+fn of_gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
+    let shown = gpus(report, width, text);
     let unit = report.gpus.iter();
     if let Some(unit) = unit
         .filter_map(|gpu| gpu.preemptions_per_unit.as_ref())
@@ -150,15 +54,16 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     let known = |gpu: &v1::GpuStatus| gpu.memory_total_bytes != 0 || gpu.stop.is_some();
     if report.gpus.iter().any(known) {
         text.push('\n');
-        models(report).show(width, &mut text);
+        models(report).show(width, text);
     }
-    budget::status(report, width, &mut text);
-    memory::status(report, width, &mut text);
-    text.push('\n');
+}
+
+/// Each offline job, and how far its training is.
+fn of_jobs(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
     if report.jobs.is_empty() {
         text.push_str("no offline job is attached\n");
     } else {
-        if jobs(report).show(width, &mut text).has("SHARE") {
+        if jobs(report).show(width, text).has("SHARE") {
             text.push_str("(SHARE: of the time in which the job could run: got / deserved.)\n");
             let of_timeslices =
                 |job: &v1::JobStatus| job.share.as_ref().is_some_and(|own| own.at_once);
@@ -168,14 +73,12 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
                 );
             }
         }
-        trainer::status(report, width, &mut text);
+        trainer::status(report, width, text);
     }
-    text.push('\n');
-    if report.processes.is_empty() {
-        text.push_str("no process is attached\n");
-    } else {
-        text.push_str(&processes(report, width));
-    }
+}
+
+/// What was counted.
+fn of_counters(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
     let counted: Vec<_> = report
         .counters
         .iter()
@@ -191,9 +94,8 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
                 counter.help.clone(),
             ]);
         }
-        rows.show(width, &mut text);
+        rows.show(width, text);
     }
-    text
 }
 
 /// The gate of a GPU, and what holds its jobs where the gate does not.

@@ -122,6 +122,25 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
         threads,
         || {},
     )?;
+    attainable(args, &alone)?;
+    let cells = evaluate(&grounds, platform, &rows, &sets, usual, threads, || {})?;
+    written(args, &cells)?;
+    if let Some(file) = &args.html {
+        let setting = setting(&spec, &finetune, dedicated, platform, grounds.len());
+        write(file, &page(&source, &setting, &alone, &cells))?;
+    }
+    if let (Some(file), Some(ground), Some(set)) = (&args.timeline, grounds.first(), sets.first()) {
+        draw(file, ground, platform, &rows, *set, &source)?;
+    }
+    let mut text = format!("{source}\n");
+    text += &told(args, &spec, &finetune, dedicated, grounds.len());
+    text += &tables(args, &sets, &alone, &cells);
+    text += PROMISED;
+    print(&text)
+}
+
+/// Refuses a bound that online alone does not keep.
+fn attainable(args: &Args, alone: &[Cell]) -> Result<(), Usage> {
     let needs = alone
         .iter()
         .map(|cell| cell.tpot_p99_ms)
@@ -132,21 +151,17 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
              {} ms asked for: give more, or thin the trace (--thin)",
             *ns as f64 / 1e6
         );
-        return Err(Usage(told).into());
+        return Err(Usage(told));
     }
-    let cells = evaluate(&grounds, platform, &rows, &sets, usual, threads, || {})?;
-    written(args, &cells)?;
-    if let Some(file) = &args.html {
-        let setting = setting(&spec, &finetune, dedicated, platform, grounds.len());
-        write(file, &page(&source, &setting, &alone, &cells))?;
-    }
-    if let (Some(file), Some(ground), Some(set)) = (&args.timeline, grounds.first(), sets.first()) {
-        draw(file, ground, platform, &rows, *set, &source)?;
-    }
+    Ok(())
+}
+
+/// What is on the GPU, and what there is room for.
+fn told(args: &Args, spec: &Spec, finetune: &Finetune, dedicated: f64, seeds: usize) -> String {
     let tightest = args.tpot.iter().copied().min().unwrap_or(1);
-    let room = room(&finetune, &spec, Duration::from_nanos(tightest));
-    let mut text = format!(
-        "{source}\n  Online    {}, {} requests\n  Finetune  {}, rank {}, {} tokens a sample\n  \
+    let room = room(finetune, spec, Duration::from_nanos(tightest));
+    format!(
+        "  Online    {}, {} requests\n  Finetune  {}, rank {}, {} tokens a sample\n  \
          GPU       {}: {dedicated:.0} trained tokens/s on one of its own\n  \
          Memory    {} of {} layers stay where online's cache is full, {} MiB are free\n  Platform  {}, seeds 1 to {}\n\n",
         spec.online.model.name,
@@ -158,10 +173,14 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
         room.stay,
         room.layers,
         room.reserve.0 >> 20,
-        class(platform),
-        grounds.len(),
-    );
-    text += &format!(
+        class(args.platform),
+        seeds,
+    )
+}
+
+/// What each policy trained and cost, and by which way it trained.
+fn tables(args: &Args, sets: &[Set], alone: &[Cell], cells: &[Cell]) -> String {
+    let mut text = format!(
         "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}\n",
         "", "trained", "steps", "of", "TTFT", "TTFT", "TPOT", "TPOT", ""
     );
@@ -169,16 +188,15 @@ fn one(args: &Args, asked: &str, calibration: Option<&Calibration>) -> anyhow::R
         "{:<16}{:>8}{:>8}{:>6}{:>7}{:>8}{:>7}{:>7}{:>6}\n",
         "TPOT, ms", "tokens/s", "a day", "own", "mean", "p99", "mean", "p99", "keeps"
     );
-    text += &line("online alone", &alone);
-    text += &lines(&cells, &sets, args, line);
+    text += &line("online alone", alone);
+    text += &lines(cells, sets, args, line);
     text += &format!("\n{:<16}", "of the training");
     for way in Way::ALL {
         text += &format!("{:>8}", way.name());
     }
     text += "\n";
-    text += &lines(&cells, &sets, args, ways);
-    text += PROMISED;
-    print(&text)
+    text += &lines(cells, sets, args, ways);
+    text
 }
 
 /// What was asked, for the page.

@@ -140,6 +140,32 @@ fn last_line(model: &Model) -> Line<'static> {
     Line::styled(keys, Style::new().add_modifier(Modifier::DIM))
 }
 
+/// Why a job runs or waits, and how far its training is.
+fn why(job: &v1::JobStatus) -> String {
+    table::trains(job).map_or_else(
+        || job.reason.clone(),
+        |trains| format!("{trains}; {}", job.reason),
+    )
+}
+
+fn job_cell(column: &str, job: &v1::JobStatus, paint: &Paint) -> Line<'static> {
+    let colour = match job.state() {
+        v1::JobState::Running => Color::Green,
+        v1::JobState::Gated => Color::Red,
+        _ => Color::Yellow,
+    };
+    match column {
+        "OFFLINE JOB" => Line::raw(plain::line(&job.name)),
+        "STATE" => {
+            let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
+            Line::styled(state, paint.of(colour))
+        }
+        "GPUS" => Line::raw(table::gpu_ranges(&job.gpus)),
+        "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
+        _ => Line::raw(table::share(job)).alignment(Alignment::Right),
+    }
+}
+
 fn draw_jobs(
     frame: &mut Frame<'_>,
     model: &Model,
@@ -155,12 +181,6 @@ fn draw_jobs(
     let (area, more) = split(status.jobs.len(), area);
     let shares = table::any_turns(status);
     let gpus = |job: &v1::JobStatus| table::gpu_ranges(&job.gpus);
-    let why = |job: &v1::JobStatus| {
-        table::trains(job).map_or_else(
-            || job.reason.clone(),
-            |trains| format!("{trains}; {}", job.reason),
-        )
-    };
     let longest = |of: &dyn Fn(&v1::JobStatus) -> usize| {
         let cells = status.jobs.iter().map(of);
         small(cells.max().unwrap_or(0))
@@ -194,21 +214,7 @@ fn draw_jobs(
     columns[0].1 = name.clamp(least, room.max(least));
     let lengths: Vec<u16> = columns.iter().map(|(_, width)| *width).collect();
     let rows = status.jobs.iter().map(|job| {
-        let colour = match job.state() {
-            v1::JobState::Running => Color::Green,
-            v1::JobState::Gated => Color::Red,
-            _ => Color::Yellow,
-        };
-        let cells = columns.iter().map(|(name, _)| match *name {
-            "OFFLINE JOB" => Line::raw(plain::line(&job.name)),
-            "STATE" => {
-                let state = format!("{} {}", json::job_state(job), table::time(job.state_ns));
-                Line::styled(state, paint.of(colour))
-            }
-            "GPUS" => Line::raw(gpus(job)),
-            "PREEMPT." => Line::raw(job.preemptions.to_string()).alignment(Alignment::Right),
-            _ => Line::raw(table::share(job)).alignment(Alignment::Right),
-        });
+        let cells = columns.iter().map(|(name, _)| job_cell(name, job, paint));
         let cells = cells.chain([Line::raw(plain::line(&why(job)))]);
         row(cells.collect(), &lengths, area.width)
     });

@@ -82,21 +82,18 @@ const MODEL_FROM: u16 = 126;
 /// See [`MEMORY_FROM`].
 const STOP_FROM: u16 = 152;
 
-/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use is in the place
-/// of the headroom.
-fn gpu_columns<'a>(
-    model: &'a Model,
-    status: &v1::GetStatusResponse,
-    paint: &'a Paint,
-    width: u16,
-) -> Vec<Column<'a>> {
-    let column = |head, cells, number, cell| Column {
+fn column<'a>(head: &'static str, width: u16, number: bool, cell: Cell<'a>) -> Column<'a> {
+    Column {
         head,
-        width: cells,
+        width,
         number,
         cell,
-    };
-    let mut columns = vec![
+    }
+}
+
+/// The columns that every terminal has room for.
+fn always<'a>(model: &'a Model, paint: &'a Paint) -> Vec<Column<'a>> {
+    vec![
         column(
             "GPU",
             3,
@@ -148,7 +145,18 @@ fn gpu_columns<'a>(
             false,
             Box::new(|_, gpu| spark(&model.latencies(gpu.index, SPARK), paint)),
         ),
-    ];
+    ]
+}
+
+/// The columns that a terminal of this width has room for. Where no memory is shared, what is in use is in the place
+/// of the headroom.
+fn gpu_columns<'a>(
+    model: &'a Model,
+    status: &v1::GetStatusResponse,
+    paint: &'a Paint,
+    width: u16,
+) -> Vec<Column<'a>> {
+    let mut columns = always(model, paint);
     let shared = |gpu: &v1::GpuStatus| {
         gpu.memory
             .as_ref()
