@@ -279,41 +279,8 @@ impl Lane {
             | Op::Graph { .. }
             | Op::Latency { .. }
             | Op::Cost { .. } => device.work_op(stream, op)?,
-            Op::Contexts { more } => {
-                let made = timed(|| {
-                    (0..*more).try_for_each(|_| cuda.further_context(device.device).map(|_| ()))
-                })?;
-                cuda.enter(device.context)?;
-                Done {
-                    ns: made.0,
-                    value: u64::from(*more),
-                }
-            }
-            Op::Scene => {
-                let place = (device.device, device.context);
-                self.scene = Some(Scene::new(
-                    cuda,
-                    place,
-                    device.kernels,
-                    device.progress.at(),
-                )?);
-                Done::default()
-            }
-            Op::Prepare {
-                row,
-                steps,
-                step_ns,
-            } => {
-                let scene = self.scene.as_mut().context("no scene yet")?;
-                let row = calls::find(row).context("no such row")?;
-                plain(timed(|| scene.prepare(cuda, row, *steps, *step_ns))?)
-            }
-            Op::Make { row } => {
-                let scene = self.scene.as_mut().context("no scene yet")?;
-                let row = calls::find(row).context("no such row")?;
-                let ns = scene.make(cuda, row)?;
-                Done { ns, value: 0 }
-            }
+            Op::Contexts { more } => device.contexts(*more)?,
+            Op::Scene | Op::Prepare { .. } | Op::Make { .. } => self.scene_op(device, op)?,
             Op::Alloc { .. }
             | Op::Free { .. }
             | Op::AllocHost { .. }
@@ -339,6 +306,34 @@ impl Lane {
             | Op::Progress
             | Op::Hold { .. } => bail!("answered above"),
         })
+    }
+
+    /// Makes the scene in which the table's calls are tried, or tries one.
+    fn scene_op(&mut self, device: &Device, op: &Op) -> anyhow::Result<Done> {
+        let cuda = &device.cuda;
+        match op {
+            Op::Prepare {
+                row,
+                steps,
+                step_ns,
+            } => {
+                let scene = self.scene.as_mut().context("no scene yet")?;
+                let row = calls::find(row).context("no such row")?;
+                Ok(plain(timed(|| scene.prepare(cuda, row, *steps, *step_ns))?))
+            }
+            Op::Make { row } => {
+                let scene = self.scene.as_mut().context("no scene yet")?;
+                let row = calls::find(row).context("no such row")?;
+                let ns = scene.make(cuda, row)?;
+                Ok(Done { ns, value: 0 })
+            }
+            _ => {
+                let place = (device.device, device.context);
+                let scene = Scene::new(cuda, place, device.kernels, device.progress.at())?;
+                self.scene = Some(scene);
+                Ok(Done::default())
+            }
+        }
     }
 
     fn context(&mut self, ordinal: i32, wait: Wait) -> anyhow::Result<Done> {
@@ -384,6 +379,16 @@ impl Device {
             step_ns,
             blocks,
         }
+    }
+
+    fn contexts(&self, more: u32) -> anyhow::Result<Done> {
+        let (cuda, device) = (&self.cuda, self.device);
+        let made = timed(|| (0..more).try_for_each(|_| cuda.further_context(device).map(|_| ())))?;
+        cuda.enter(self.context)?;
+        Ok(Done {
+            ns: made.0,
+            value: u64::from(more),
+        })
     }
 
     /// What a stream is given to do, or is waited for.

@@ -121,13 +121,8 @@ fn disabled(
         .map(|_| ())
 }
 
-pub(super) fn second_addresses(bench: &Bench) -> anyhow::Result<Ending> {
-    let mut subject = bench.running("alias", KERNEL)?;
-    let subject = &mut subject;
-    let blocks = if bench.options.quick { 2 } else { 16 };
-    // The lane's first call pays for its thread.
-    unblocked(subject, Op::MemoryFree)?;
-    let mut costs = Costs::new();
+/// Two ranges of addresses for the same blocks.
+fn reserved(subject: &mut Subject<'_>, blocks: u64) -> anyhow::Result<Pair> {
     let mut places = [0; 2];
     for place in &mut places {
         *place = unblocked(
@@ -138,7 +133,33 @@ pub(super) fn second_addresses(bench: &Bench) -> anyhow::Result<Ending> {
         )?
         .value;
     }
-    let pair = Pair { places, blocks };
+    Ok(Pair { places, blocks })
+}
+
+/// Reports what each call cost, and names those that are too slow.
+fn slow(bench: &Bench, costs: Costs) -> Vec<String> {
+    let mut slow = Vec::new();
+    for (name, mut ns) in costs {
+        ns.sort_unstable();
+        let (least, median) = (ns[0], ns[ns.len() / 2]);
+        bench
+            .report
+            .micros(format!("disabled, 2 MiB, {name}"), median);
+        if least > SLOW_NS {
+            slow.push(format!("{name} takes {} ms", least / 1_000_000));
+        }
+    }
+    slow
+}
+
+pub(super) fn second_addresses(bench: &Bench) -> anyhow::Result<Ending> {
+    let mut subject = bench.running("alias", KERNEL)?;
+    let subject = &mut subject;
+    let blocks = if bench.options.quick { 2 } else { 16 };
+    // The lane's first call pays for its thread.
+    unblocked(subject, Op::MemoryFree)?;
+    let mut costs = Costs::new();
+    let pair = reserved(subject, blocks)?;
     let all = pair.bytes();
     let own = created(subject, blocks)?;
     for (&handle, block) in own.iter().zip(0..) {
@@ -204,18 +225,7 @@ pub(super) fn second_addresses(bench: &Bench) -> anyhow::Result<Ending> {
         0,
     );
 
-    let mut slow = Vec::new();
-    for (name, ns) in &mut costs {
-        ns.sort_unstable();
-        let (least, median) = (ns[0], ns[ns.len() / 2]);
-        bench
-            .report
-            .micros(format!("disabled, 2 MiB, {name}"), median);
-        if least > SLOW_NS {
-            slow.push(format!("{name} takes {} ms", least / 1_000_000));
-        }
-    }
-    wrong.extend(slow);
+    wrong.extend(slow(bench, costs));
     Ok(if wrong.is_empty() {
         pass()
     } else {

@@ -3,7 +3,9 @@
 //! would make the process' memory unreclaimable while it is gated.
 
 use crate::bench::{Bench, Ending, fail, pass};
+use crate::link::Ticket;
 use crate::message::{Op, Wait};
+use crate::subject::Subject;
 use anyhow::Context;
 use std::time::Duration;
 
@@ -102,50 +104,28 @@ pub(super) fn beside(bench: &Bench) -> anyhow::Result<Ending> {
     })
 }
 
-fn one(bench: &Bench, case: &Case, way: crate::subject::Way) -> anyhow::Result<(bool, Beside)> {
-    let name = format!("blocked-{}", case.name.replace([' ', ','], "-"));
-    let mut subject = bench.subject(&name, case.wait, way)?;
-    let prepared = subject.worker.call(
-        "memory",
-        vec![
-            Op::Reserve { bytes: PAGE },
-            Op::Create { bytes: PAGE },
-            Op::Alloc { bytes: PAGE },
-            Op::AllocHost { bytes: PAGE },
-        ],
-    )?;
-    let value = |at: usize| Ok::<u64, anyhow::Error>(prepared.get(at).context("an answer")?.value);
-    let (at, old, device, host) = (value(0)?, value(1)?, value(2)?, value(3)?);
+/// Maps a new handle in the place of `old` at an address: what each call took, and the one that did not return.
+fn replaced(
+    subject: &mut Subject<'_>,
+    at: u64,
+    old: u64,
+) -> anyhow::Result<(Beside, Option<Ticket>)> {
     let bytes = PAGE;
-    let map = |handle| Op::Map { at, bytes, handle };
-    let access = Op::Access { at, bytes };
-    subject
-        .worker
-        .call("memory", vec![map(old), access.clone()])?;
-    subject.worker.call("aside", vec![Op::MemoryFree])?;
-    bench.spin(&mut subject, Duration::from_millis(500), 1)?;
-    subject.set(true)?;
-    let first = if case.lane.is_empty() {
-        None
-    } else {
-        Some(
-            subject
-                .worker
-                .send(case.lane, vec![(case.op)(device, host)])?,
-        )
-    };
-    let inside = match first {
-        Some(ticket) => subject.worker.wait(ticket, INSIDE)?.is_none(),
-        None => false,
-    };
     let mut beside = Beside(Vec::new());
     let mut late = None;
     let mut fresh = 0;
     for (name, op) in [
         ("cuMemUnmap", Op::Unmap { at, bytes }),
         ("cuMemCreate", Op::Create { bytes }),
-        ("cuMemMap", map(0)),
-        ("cuMemSetAccess", access),
+        (
+            "cuMemMap",
+            Op::Map {
+                at,
+                bytes,
+                handle: 0,
+            },
+        ),
+        ("cuMemSetAccess", Op::Access { at, bytes }),
         ("cuMemRelease", Op::Release { handle: old }),
     ] {
         let op = match op {
@@ -173,6 +153,48 @@ fn one(bench: &Bench, case: &Case, way: crate::subject::Way) -> anyhow::Result<(
             }
         }
     }
+    Ok((beside, late))
+}
+
+fn one(bench: &Bench, case: &Case, way: crate::subject::Way) -> anyhow::Result<(bool, Beside)> {
+    let name = format!("blocked-{}", case.name.replace([' ', ','], "-"));
+    let mut subject = bench.subject(&name, case.wait, way)?;
+    let prepared = subject.worker.call(
+        "memory",
+        vec![
+            Op::Reserve { bytes: PAGE },
+            Op::Create { bytes: PAGE },
+            Op::Alloc { bytes: PAGE },
+            Op::AllocHost { bytes: PAGE },
+        ],
+    )?;
+    let value = |at: usize| Ok::<u64, anyhow::Error>(prepared.get(at).context("an answer")?.value);
+    let (at, old, device, host) = (value(0)?, value(1)?, value(2)?, value(3)?);
+    let bytes = PAGE;
+    let map = Op::Map {
+        at,
+        bytes,
+        handle: old,
+    };
+    let access = Op::Access { at, bytes };
+    subject.worker.call("memory", vec![map, access])?;
+    subject.worker.call("aside", vec![Op::MemoryFree])?;
+    bench.spin(&mut subject, Duration::from_millis(500), 1)?;
+    subject.set(true)?;
+    let first = if case.lane.is_empty() {
+        None
+    } else {
+        Some(
+            subject
+                .worker
+                .send(case.lane, vec![(case.op)(device, host)])?,
+        )
+    };
+    let inside = match first {
+        Some(ticket) => subject.worker.wait(ticket, INSIDE)?.is_none(),
+        None => false,
+    };
+    let (beside, late) = replaced(&mut subject, at, old)?;
     subject.set(false)?;
     for ticket in [late, first.filter(|_| inside)].into_iter().flatten() {
         if subject.worker.wait(ticket, AFTER)?.is_none() {

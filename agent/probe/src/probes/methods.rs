@@ -248,6 +248,43 @@ impl Rig<'_> {
     fn rate(moved: u64, window_ns: u64) -> f64 {
         moved as f64 * STEP_NS as f64 / window_ns.max(1) as f64 * 100.0
     }
+
+    /// How often `method` holds what runs, of `rounds` in the middle of a kernel and as many in the middle of a graph;
+    /// or why it was refused.
+    fn held(&mut self, method: &Method, rounds: u32) -> Result<u32, String> {
+        let mut held = 0;
+        for (load, name) in [(Load::Kernel, "mid-kernel"), (Load::Graph, "mid-graph")] {
+            let mut good = 0;
+            for _ in 0..rounds {
+                let seen = self.once(method, load);
+                let seen = seen.map_err(|error| format!("{error:#}"))?;
+                good += u32::from(seen.moved == 0 && seen.resumed);
+                self.report(&format!("{}, {name}", method.name), &seen);
+            }
+            self.bench.report.figure(
+                format!("{}, {name}: held, of {rounds}", method.name),
+                f64::from(good),
+                "",
+            );
+            held += good;
+        }
+        Ok(held)
+    }
+
+    fn report(&self, head: &str, seen: &Seen) {
+        let report = &self.bench.report;
+        report.micros(format!("{head}: calls"), seen.ns);
+        report.figure(
+            format!("{head}: victim's throughput while stopped"),
+            Self::rate(seen.moved, seen.window_ns),
+            "%",
+        );
+        report.micros(format!("{head}: second's kernel p50"), seen.beside.0);
+        report.micros(format!("{head}: second's kernel longest"), seen.beside.1);
+        if !seen.resumed {
+            report.note(format!("{head}: the victim did not go on, or had ended"));
+        }
+    }
 }
 
 pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
@@ -274,44 +311,8 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
     let rounds = if bench.options.quick { 1 } else { 3 };
     let (mut holding, mut said) = (Vec::new(), Vec::new());
     for method in METHODS {
-        let mut held = 0;
-        let mut refused = None;
-        for (load, name) in [(Load::Kernel, "mid-kernel"), (Load::Graph, "mid-graph")] {
-            let mut good = 0;
-            for _ in 0..rounds {
-                let seen = match rig.once(method, load) {
-                    Ok(seen) => seen,
-                    Err(error) => {
-                        refused = Some(format!("{error:#}"));
-                        break;
-                    }
-                };
-                good += u32::from(seen.moved == 0 && seen.resumed);
-                let head = format!("{}, {name}", method.name);
-                report.micros(format!("{head}: calls"), seen.ns);
-                report.figure(
-                    format!("{head}: victim's throughput while stopped"),
-                    Rig::rate(seen.moved, seen.window_ns),
-                    "%",
-                );
-                report.micros(format!("{head}: second's kernel p50"), seen.beside.0);
-                report.micros(format!("{head}: second's kernel longest"), seen.beside.1);
-                if !seen.resumed {
-                    report.note(format!("{head}: the victim did not go on, or had ended"));
-                }
-            }
-            if refused.is_some() {
-                break;
-            }
-            report.figure(
-                format!("{}, {name}: held, of {rounds}", method.name),
-                f64::from(good),
-                "",
-            );
-            held += good;
-        }
-        match refused {
-            Some(why) => {
+        match rig.held(method, rounds) {
+            Err(why) => {
                 let virtual_one = crate::machine::is_virtual() && why.contains("NOT_SUPPORTED");
                 let why = if virtual_one {
                     "not modelled here".to_owned()
@@ -320,7 +321,7 @@ pub(super) fn compare(bench: &Bench) -> anyhow::Result<Ending> {
                 };
                 said.push(format!("{}: {why}", method.name));
             }
-            None => {
+            Ok(held) => {
                 report.guess(method.guess, held == 2 * rounds);
                 said.push(format!("{}: {held} of {}", method.name, 2 * rounds));
                 if held == 2 * rounds {
