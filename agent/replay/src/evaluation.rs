@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::cases::{ALONE, CHANNEL_PRISM, Case, ORACLE};
 use crate::figures::{Beside, Figures};
+use crate::plan::Alone;
 use crate::record::Outcome;
 use crate::run::{self, Attempt};
 use crate::spec::{Spec, SpecError};
@@ -80,96 +81,150 @@ pub fn evaluate(
     keep: impl Fn(usize, Case) -> bool + Sync,
     done: impl Fn() + Sync,
 ) -> Result<Evaluation, EvaluationError> {
-    let spec = |workload: usize, case: Case| {
-        let base = &workloads[workload].spec;
+    let plan = Plan {
+        workloads,
+        threads,
+        keep,
+        done,
+    };
+    let alone = plan.alone()?;
+    let beside = plan.beside(&alone)?;
+    let ran = plan.asked(cases, &alone, &beside)?;
+    let alone = alone.into_iter().map(|alone| alone.outcome).collect();
+    Ok(Evaluation { alone, ran })
+}
+
+/// What is run, and who is told.
+struct Plan<'a, K, D> {
+    workloads: &'a [Workload],
+    threads: NonZeroUsize,
+    keep: K,
+    done: D,
+}
+
+impl<K: Fn(usize, Case) -> bool + Sync, D: Fn() + Sync> Plan<'_, K, D> {
+    fn spec(&self, workload: usize, case: Case) -> Spec {
+        let base = &self.workloads[workload].spec;
         Spec {
             compute: case.compute,
             memory: case.memory,
-            timeline: base.timeline && keep(workload, case),
+            timeline: base.timeline && (self.keep)(workload, case),
             ..base.clone()
         }
-    };
-    let named = |workload: usize| {
+    }
+
+    fn named(&self, workload: usize) -> impl Fn(SpecError) -> EvaluationError {
         move |source| EvaluationError {
-            scenario: workloads[workload].spec.scenario.clone(),
+            scenario: self.workloads[workload].spec.scenario.clone(),
             source,
         }
-    };
-    let pairs = |cases: &[Case]| -> Vec<(usize, Case)> {
-        let all = 0..workloads.len();
+    }
+
+    /// Each workload with each case.
+    fn pairs(&self, cases: &[Case]) -> Vec<(usize, Case)> {
+        let all = 0..self.workloads.len();
         all.flat_map(|workload| cases.iter().map(move |case| (workload, *case)))
             .collect()
-    };
-    let alone = in_parallel(
-        threads,
-        &pairs(&[ALONE]),
-        |(workload, case)| run::alone(&spec(*workload, *case)).map_err(named(*workload)),
-        |_| done(),
-    )?;
-    let beside = pairs(&BESIDE);
-    let best: Vec<Mutex<(usize, Outcome)>> = beside.iter().map(|_| Mutex::default()).collect();
-    // An attempt takes as long as any other run, so each is a piece of work.
-    let attempts: Vec<(usize, usize, Attempt)> = (0..)
-        .zip(&beside)
-        .flat_map(|(place, (_, case))| {
-            let attempts = (0..).zip(Attempt::of(case.memory));
-            attempts.map(move |(turn, attempt)| (place, turn, attempt))
-        })
-        .collect();
-    in_parallel(
-        threads,
-        &attempts,
-        |(place, turn, attempt)| {
-            let (workload, case) = beside[*place];
-            let outcome = run::attempt(&spec(workload, case), &alone[workload], *attempt)
-                .map_err(named(workload))?;
-            let mut best = best[*place].lock().unwrap_or_else(PoisonError::into_inner);
-            if (outcome.offline.tokens(), *turn) >= (best.1.offline.tokens(), best.0) {
-                *best = (*turn, outcome);
-            }
-            Ok(())
-        },
-        |_| done(),
-    )?;
-    let best = best.into_iter().map(Mutex::into_inner);
-    let beside: Vec<Outcome> = best
-        .map(|best| best.unwrap_or_else(PoisonError::into_inner).1)
-        .collect();
-    let ran = in_parallel(
-        threads,
-        &pairs(cases),
-        |(workload, case)| {
-            let spec = spec(*workload, *case);
-            let known = &beside[workload * BESIDE.len()..][..BESIDE.len()];
-            let alone = &alone[*workload];
-            let own;
-            let outcome = match BESIDE.iter().position(|other| other == case) {
-                Some(place) => &known[place],
-                None if *case == ALONE => &alone.outcome,
-                None => {
-                    own = run::paired(&spec, alone).map_err(named(*workload))?;
-                    &own
-                }
-            };
-            let beside = Beside {
-                alone: &alone.outcome,
-                channel_prism: &known[0],
-                oracle: &known[1],
-            };
-            Ok(Ran {
-                workload: *workload,
-                figures: Figures::of(&spec, workloads[*workload].cut.clone(), outcome, beside),
-                outcome: keep(*workload, *case).then(|| outcome.clone()),
+    }
+
+    /// Each workload alone.
+    fn alone(&self) -> Result<Vec<Alone>, EvaluationError> {
+        in_parallel(
+            self.threads,
+            &self.pairs(&[ALONE]),
+            |(workload, case)| {
+                run::alone(&self.spec(*workload, *case)).map_err(self.named(*workload))
+            },
+            |_| (self.done)(),
+        )
+    }
+
+    /// Each workload under the cases that figures are compared with, the best of several attempts.
+    fn beside(&self, alone: &[Alone]) -> Result<Vec<Outcome>, EvaluationError> {
+        let beside = self.pairs(&BESIDE);
+        let best: Vec<Mutex<(usize, Outcome)>> = beside.iter().map(|_| Mutex::default()).collect();
+        // An attempt takes as long as any other run, so each is a piece of work.
+        let attempts: Vec<(usize, usize, Attempt)> = (0..)
+            .zip(&beside)
+            .flat_map(|(place, (_, case))| {
+                let attempts = (0..).zip(Attempt::of(case.memory));
+                attempts.map(move |(turn, attempt)| (place, turn, attempt))
             })
-        },
-        |(_, case)| {
-            if is_only_asked(*case) {
-                done();
+            .collect();
+        in_parallel(
+            self.threads,
+            &attempts,
+            |(place, turn, attempt)| {
+                let (workload, case) = beside[*place];
+                let spec = self.spec(workload, case);
+                let outcome = run::attempt(&spec, &alone[workload], *attempt)
+                    .map_err(self.named(workload))?;
+                let mut best = best[*place].lock().unwrap_or_else(PoisonError::into_inner);
+                if (outcome.offline.tokens(), *turn) >= (best.1.offline.tokens(), best.0) {
+                    *best = (*turn, outcome);
+                }
+                Ok(())
+            },
+            |_| (self.done)(),
+        )?;
+        let best = best.into_iter().map(Mutex::into_inner);
+        Ok(best
+            .map(|best| best.unwrap_or_else(PoisonError::into_inner).1)
+            .collect())
+    }
+
+    /// What was asked for.
+    fn asked(
+        &self,
+        cases: &[Case],
+        alone: &[Alone],
+        beside: &[Outcome],
+    ) -> Result<Vec<Ran>, EvaluationError> {
+        in_parallel(
+            self.threads,
+            &self.pairs(cases),
+            |(workload, case)| {
+                let known = &beside[workload * BESIDE.len()..][..BESIDE.len()];
+                self.ran(*workload, *case, &alone[*workload], known)
+            },
+            |(_, case)| {
+                if is_only_asked(*case) {
+                    (self.done)();
+                }
+            },
+        )
+    }
+
+    /// One case of one workload, run if it is not `known` already.
+    fn ran(
+        &self,
+        workload: usize,
+        case: Case,
+        alone: &Alone,
+        known: &[Outcome],
+    ) -> Result<Ran, EvaluationError> {
+        let spec = self.spec(workload, case);
+        let own;
+        let outcome = match BESIDE.iter().position(|other| *other == case) {
+            Some(place) => &known[place],
+            None if case == ALONE => &alone.outcome,
+            None => {
+                own = run::paired(&spec, alone).map_err(self.named(workload))?;
+                &own
             }
-        },
-    )?;
-    let alone = alone.into_iter().map(|alone| alone.outcome).collect();
-    Ok(Evaluation { alone, ran })
+        };
+        let beside = Beside {
+            alone: &alone.outcome,
+            channel_prism: &known[0],
+            oracle: &known[1],
+        };
+        let cut = self.workloads[workload].cut.clone();
+        Ok(Ran {
+            workload,
+            figures: Figures::of(&spec, cut, outcome, beside),
+            outcome: (self.keep)(workload, case).then(|| outcome.clone()),
+        })
+    }
 }
 
 #[cfg(test)]
