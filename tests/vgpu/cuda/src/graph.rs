@@ -10,9 +10,6 @@ use crate::handle::Table;
 use crate::objects::work::Work;
 use crate::result::{CudaResult, store};
 
-pub mod instance;
-pub mod nodes;
-
 /// A graph under construction.
 pub struct Graph {
     state: Mutex<State>,

@@ -17,7 +17,7 @@
 //! * [`channel`] rings: entries, points, waiting;
 //! * [`objects`]: contexts and streams, the order of work, and what work is about;
 //! * [`graph`], [`capture`], [`capturing`]: work that is recorded instead of run;
-//! * [`submit`], which asks whether it is; [`graph::instance`], [`memory`], [`event`], [`stream`],
+//! * [`submit`], which asks whether it is; [`nodes`], [`instance`], [`memory`], [`event`], [`stream`],
 //!   [`context`] and the others: the calls;
 //! * [`exports`]: one row per entry point, from which build.rs makes the rest of the list.
 //!
@@ -45,12 +45,14 @@ mod green;
 mod handle;
 mod host;
 mod image;
+mod instance;
 mod launch;
 mod legacy;
 mod link;
 mod locks;
 mod memory;
 mod module;
+mod nodes;
 mod objects;
 mod occupancy;
 mod pool;

@@ -10,8 +10,8 @@ use super::{export, exports};
 use crate::capturing;
 use crate::copy::Memcpy3d;
 use crate::graph;
-use crate::graph::instance::{self, InstantiateParams, UpdateInfo};
-use crate::graph::nodes::{self, HostParams, KernelParams, KernelParamsV1, MemsetParams};
+use crate::instance::{self, InstantiateParams, UpdateInfo};
+use crate::nodes::{self, HostParams, KernelParams, KernelParamsV1, MemsetParams};
 use crate::objects::current::DefaultStream;
 use crate::result::code_of;
 

@@ -7,10 +7,10 @@ use tidegate_abi::cuda::{
     CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUkernel, CUresult,
 };
 
-use super::instance::instance;
-use super::{Graph, named, node_named, numbers};
 use crate::copy::Memcpy3d;
+use crate::graph::{Graph, named, node_named, numbers};
 use crate::handle::Pinned;
+use crate::instance::instance;
 use crate::launch;
 use crate::objects::function::{self, Function};
 use crate::objects::sms::Sms;

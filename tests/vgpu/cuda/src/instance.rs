@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_abi::cuda::{CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream};
 use tidegate_vgpu::ring::Entry;
 
-use super::named;
 use crate::capturing;
 use crate::channel::Point;
+use crate::graph::named;
 use crate::handle::{Pinned, Table};
 use crate::objects::context::{Engine, Stream};
 use crate::objects::current::{self, DefaultStream};
