@@ -102,7 +102,9 @@ impl Fair {
 
     /// Whether the job at this place of the claims may run.
     pub fn may(&self, place: usize) -> bool {
-        self.accounts.get(place).is_none_or(|account| account.may)
+        self.accounts
+            .get(place)
+            .is_none_or(|account| account.state.may)
     }
 
     /// How long jobs waited for the turns that they began.
@@ -161,7 +163,7 @@ impl Fair {
         self.users.rival(
             self.accounts
                 .iter()
-                .filter(|a| a.active)
+                .filter(|a| a.state.active)
                 .map(|a| (a.terms, a.component)),
         );
         self.note_lags(turn);
@@ -188,50 +190,53 @@ impl Fair {
         let until = late.map_or(now, |late| now.min(late)).max(self.at);
         let span = nanos(until.since(self.at));
         self.at = now;
-        self.least.of(&self.accounts, 0, |account| account.active);
+        self.least
+            .of(&self.accounts, 0, |account| account.state.active);
         for at in 0..self.accounts.len() {
             let account = &mut self.accounts[at];
-            if account.enters {
-                account.entering = account.entering.saturating_add(span);
+            if let Some(ns) = &mut account.entering {
+                *ns = ns.saturating_add(span);
             }
-            if account.active && !account.may {
-                account.waited = account.waited.saturating_add(span);
+            if account.state.active && !account.state.may {
+                account.turn.waited = account.turn.waited.saturating_add(span);
             }
-            if !account.charged {
+            if !account.state.charged {
                 continue;
             }
             if account.sliced {
                 // The GPU divides its time; it is not asked how.
-                let part = (u128::from(span) * u128::from(account.portion)) >> UNITS;
+                let part = (u128::from(span) * u128::from(account.had.portion)) >> UNITS;
                 let part = u64::try_from(part).unwrap_or(span);
-                account.got += part;
+                account.had.got += part;
                 self.users
                     .charge(account.terms.user, account.component, part, 1, now);
                 continue;
             }
-            let paid = u128::from(span) * account.rate;
-            account.v += paid;
-            account.got += span;
-            if account.held {
-                account.used = account.used.saturating_add(span);
-                account.paid += paid;
+            let paid = u128::from(span) * account.time.rate;
+            account.time.v += paid;
+            account.had.got += span;
+            if account.turn.held {
+                account.turn.used = account.turn.used.saturating_add(span);
+                account.turn.paid += paid;
             }
             let gpus = u64::from(account.gpus.len());
             self.users
                 .charge(account.terms.user, account.component, span, gpus, now);
         }
         core::mem::swap(&mut self.least.components, &mut self.before);
-        self.least.of(&self.accounts, 0, |account| account.active);
+        self.least
+            .of(&self.accounts, 0, |account| account.state.active);
         for ((key, from), (_, to)) in self.before.iter().zip(&self.least.components) {
             match self.clocks.iter_mut().find(|clock| clock.0 == *key) {
                 Some(clock) => clock.1 += to - from,
                 None => self.clocks.push((*key, *to)),
             }
         }
-        for account in self.accounts.iter_mut().filter(|a| a.active) {
-            account.time = account.time.saturating_add(span);
-            let due = (u128::from(span) * u128::from(account.portion)) >> UNITS;
-            account.due = account
+        for account in self.accounts.iter_mut().filter(|a| a.state.active) {
+            account.had.time = account.had.time.saturating_add(span);
+            let due = (u128::from(span) * u128::from(account.had.portion)) >> UNITS;
+            account.had.due = account
+                .had
                 .due
                 .saturating_add(u64::try_from(due).unwrap_or(u64::MAX));
         }
@@ -240,12 +245,15 @@ impl Fair {
     /// How far each active job is behind, should it leave now.
     fn note_lags(&mut self, turn: u64) {
         self.least
-            .of(&self.accounts, turn, |account| account.active);
-        for account in self.accounts.iter_mut().filter(|a| a.active) {
-            let least = self.least.group(account).map_or(account.v, |group| group.0);
-            account.lag = account.v - least;
+            .of(&self.accounts, turn, |account| account.state.active);
+        for account in self.accounts.iter_mut().filter(|a| a.state.active) {
+            let least = self
+                .least
+                .group(account)
+                .map_or(account.time.v, |group| group.0);
+            account.time.lag = account.time.v - least;
             let clock = clock(&self.clocks, account);
-            account.ahead = account.v.saturating_sub(clock);
+            account.time.ahead = account.time.v.saturating_sub(clock);
         }
     }
 
@@ -269,24 +277,25 @@ impl Fair {
         }
         for (account, claim) in self.accounts.iter_mut().zip(claims) {
             if account.gpus != claim.gpus || account.terms.user != claim.terms.user {
-                account.active = false;
+                account.state.active = false;
             }
             (account.gpus, account.terms) = (claim.gpus, claim.terms);
-            account.open = claim.open;
-            account.idle_since = match (claim.wants, account.idle_since) {
+            account.work.open = claim.open;
+            account.work.idle_since = match (claim.wants, account.work.idle_since) {
                 (true, _) => None,
                 // Without a GPU it has done nothing that might go on.
                 (false, None) if account.gpus.is_empty() => Some(Instant::default()),
                 (false, since) => Some(since.unwrap_or(now)),
             };
-            account.wants = account
+            account.work.wants = account
+                .work
                 .idle_since
                 .is_none_or(|since| now < since.after(GRACE));
-            if !account.wants {
-                account.waited = 0;
+            if !account.work.wants {
+                account.turn.waited = 0;
                 account.end_turn();
             }
-            if !account.held {
+            if !account.turn.held {
                 account.over = self.users.is_over(claim.terms, now);
             }
             let class = if account.over {
@@ -295,7 +304,7 @@ impl Fair {
                 claim.terms.class
             };
             if core::mem::replace(&mut account.class, class) != class {
-                (account.active, account.lag, account.ahead) = (false, 0, 0);
+                (account.state.active, account.time.lag, account.time.ahead) = (false, 0, 0);
             }
         }
     }
@@ -325,7 +334,7 @@ impl Fair {
                 continue;
             };
             if core::mem::replace(&mut account.component, of.0) != of.0 {
-                account.active = false;
+                account.state.active = false;
             }
             jobs[of.index()] += 1;
         }
@@ -344,7 +353,7 @@ impl Fair {
     /// What a nanosecond costs each job: the weight of a user is divided among its jobs that want the same GPUs.
     fn weigh(&mut self) {
         self.sums.clear();
-        for account in self.accounts.iter().filter(|a| a.wants && a.open) {
+        for account in self.accounts.iter().filter(|a| a.work.wants && a.work.open) {
             for gpu in account.gpus.iter() {
                 let (user, weight) = (account.terms.user, u64::from(account.terms.weight));
                 match self
@@ -367,57 +376,57 @@ impl Fair {
             let most = account.gpus.iter().map(of_user).max().unwrap_or(0);
             let sum = u128::from(most.max(u64::from(terms.weight)));
             let weight = u128::from(terms.user_weight.max(1)) * u128::from(terms.weight.max(1));
-            account.rate = (sum << UNITS) / weight;
+            account.time.rate = (sum << UNITS) / weight;
         }
     }
 
     /// Who became active takes its place among those that were.
     fn join(&mut self, turn: u64) {
-        let stays = |a: &Account| a.active && a.shares && a.wants && a.open;
+        let stays = |a: &Account| a.state.active && a.shares && a.work.wants && a.work.open;
         self.least.of(&self.accounts, turn, stays);
         for account in &mut self.accounts {
-            let active = account.shares && account.wants && account.open;
-            let joins = active && !account.active;
-            account.active = active;
+            let active = account.shares && account.work.wants && account.work.open;
+            let joins = active && !account.state.active;
+            account.state.active = active;
             if !joins {
                 continue;
             }
-            let span = u128::from(turn) * account.rate;
-            let away = clock(&self.clocks, account) + account.ahead;
-            account.v = match (self.least.group(account), self.least.component(account)) {
-                (Some((least, _)), _) => least + account.lag.min(span),
+            let span = u128::from(turn) * account.time.rate;
+            let away = clock(&self.clocks, account) + account.time.ahead;
+            account.time.v = match (self.least.group(account), self.least.component(account)) {
+                (Some((least, _)), _) => least + account.time.lag.min(span),
                 (None, Some(least)) => away.clamp(least.saturating_sub(span), least + span),
                 (None, None) => away,
             };
-            account.paid = account.paid.min(account.v);
+            account.turn.paid = account.turn.paid.min(account.time.v);
         }
     }
 
     /// What ran on GPUs that others of the component could not use is no debt.
     fn hold_within_reach(&mut self, turn: u64) {
         self.least
-            .of(&self.accounts, turn, |account| account.active);
-        for account in self.accounts.iter_mut().filter(|a| a.active) {
+            .of(&self.accounts, turn, |account| account.state.active);
+        for account in self.accounts.iter_mut().filter(|a| a.state.active) {
             let (Some((least, span)), Some(all)) =
                 (self.least.group(account), self.least.component(account))
             else {
                 continue;
             };
-            account.v -= least.saturating_sub(all + span);
+            account.time.v -= least.saturating_sub(all + span);
         }
     }
 
     /// What each deserves among those that want its GPUs.
     fn apportion(&mut self) {
-        let weight = |a: &Account| (1u128 << (2 * UNITS)) / a.rate.max(1);
+        let weight = |a: &Account| (1u128 << (2 * UNITS)) / a.time.rate.max(1);
         for at in 0..self.accounts.len() {
             let own = self.accounts[at];
             let rivals = self.accounts.iter().filter(|a| {
-                a.active && a.class == own.class && !a.gpus.intersection(own.gpus).is_empty()
+                a.state.active && a.class == own.class && !a.gpus.intersection(own.gpus).is_empty()
             });
             let sum: u128 = rivals.map(weight).sum();
             let portion = (weight(&own) << UNITS).checked_div(sum).unwrap_or(0);
-            self.accounts[at].portion = u64::try_from(portion).unwrap_or(0);
+            self.accounts[at].had.portion = u64::try_from(portion).unwrap_or(0);
         }
     }
 }

@@ -138,30 +138,61 @@ pub(crate) struct Job {
     gpus: GpuSet,
     members: Vec<Member>,
     lanes: Vec<Lane>,
-    mode: Mode,
-    want: Want,
-    failures: u32,
-    skip_until: Option<Instant>,
+    ordered: Ordered,
+    trouble: Trouble,
     /// What a reclaim keeps it from.
     pub hold: Hold,
-    launch_gate: LaunchGate,
-    /// Since when it has had no turn, and whether that was reported.
-    gated_since: Option<Instant>,
-    reported: bool,
+    gated: Gated,
     breath: Breath,
     lease: Lease,
+    stop: Stop,
+    /// Rises whenever groups came.
+    groups_version: u64,
+    shown: Shown,
+}
+
+/// What a job was ordered, and in which way it is managed.
+#[derive(Clone, Copy, Debug)]
+struct Ordered {
+    mode: Mode,
+    want: Want,
+    launch_gate: LaunchGate,
+    /// Activity is to be read anew once everything was ordered to be enabled.
+    reread: bool,
+}
+
+/// What the driver refused for a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    failures: u32,
+    skip_until: Option<Instant>,
+}
+
+/// How long a job has waited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gated {
+    /// Since when it has had no turn, and whether that was reported.
+    since: Option<Instant>,
+    reported: bool,
     /// It was gated, so running again is a wake.
     wakes: bool,
+}
+
+/// The last time that a job was stopped.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stop {
     preempted_by: Option<GpuId>,
     entered: Instant,
     returned: Instant,
-    /// Activity is to be read anew once everything was ordered to be enabled.
-    reread: bool,
-    /// Rises whenever groups came.
-    groups_version: u64,
+    /// How often a busy edge stopped it.
     preemptions: u64,
+}
+
+/// The job as operators saw it last.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
     state: JobState,
-    state_since: Instant,
+    since: Instant,
 }
 
 impl Job {
@@ -173,25 +204,23 @@ impl Job {
             gpus: GpuSet::EMPTY,
             members: Vec::new(),
             lanes: Vec::new(),
-            mode: Mode::Managed,
-            want: Want::Run,
-            failures: 0,
-            skip_until: None,
+            ordered: Ordered {
+                mode: Mode::Managed,
+                want: Want::Run,
+                launch_gate: LaunchGate::Unset,
+                reread: false,
+            },
+            trouble: Trouble::default(),
             hold: Hold::No,
-            launch_gate: LaunchGate::Unset,
-            gated_since: None,
-            reported: false,
+            gated: Gated::default(),
             breath: Breath::No,
             lease: Lease::No,
-            wakes: false,
-            preempted_by: None,
-            entered: Instant::default(),
-            returned: Instant::default(),
-            reread: false,
+            stop: Stop::default(),
             groups_version: 0,
-            preemptions: 0,
-            state: JobState::Running,
-            state_since: now,
+            shown: Shown {
+                state: JobState::Running,
+                since: now,
+            },
         }
     }
 
@@ -205,9 +234,9 @@ impl Job {
 
     /// Says whether that was news.
     pub fn pause(&mut self, paused: bool) -> bool {
-        if !paused && self.mode == Mode::Unmanaged {
-            self.mode = Mode::Managed;
-            self.failures = 0;
+        if !paused && self.ordered.mode == Mode::Unmanaged {
+            self.ordered.mode = Mode::Managed;
+            self.trouble.failures = 0;
         }
         core::mem::replace(&mut self.paused, paused) != paused
     }
@@ -215,7 +244,7 @@ impl Job {
     /// What is believed about its channels may be wrong.
     pub fn reissue(&mut self) {
         self.disturb(self.gpus);
-        self.launch_gate = LaunchGate::Unset;
+        self.ordered.launch_gate = LaunchGate::Unset;
     }
 
     fn want(&self, world: &World, may: bool, now: Instant) -> Want {
@@ -234,7 +263,7 @@ impl Job {
     fn held_by(&self, world: &World, now: Instant) -> Option<Why> {
         if self.paused || world.drained {
             Some(Why::Operator)
-        } else if self.skip_until.is_some_and(|until| now < until) {
+        } else if self.trouble.skip_until.is_some_and(|until| now < until) {
             Some(Why::Skipped)
         } else if self.hold >= Hold::Stopped {
             Some(Why::Memory)
@@ -264,8 +293,8 @@ impl Job {
         out: &mut Vec<Effect>,
     ) -> Outcome {
         let mut outcome = Outcome::default();
-        if self.skip_until.is_some_and(|until| now >= until) {
-            self.skip_until = None;
+        if self.trouble.skip_until.is_some_and(|until| now >= until) {
+            self.trouble.skip_until = None;
         }
         self.breathe(config, world, may, now, out);
         let want = self.want(world, may, now);
@@ -275,31 +304,31 @@ impl Job {
         if want == Want::Run {
             self.lease = Lease::No;
         }
-        if self.want.is_on() && !want.is_on() {
+        if self.ordered.want.is_on() && !want.is_on() {
             self.stop(want, world, now, &mut outcome);
         }
-        self.want = want;
-        if self.mode == Mode::Recovering {
+        self.ordered.want = want;
+        if self.ordered.mode == Mode::Recovering {
             self.recover(config, out);
-            outcome.dropped = self.preempted_by.take();
+            outcome.dropped = self.stop.preempted_by.take();
         }
         self.order(world, generation, now, out);
-        if core::mem::take(&mut self.reread) {
+        if core::mem::take(&mut self.ordered.reread) {
             out.push(Effect::ReadActivity { gpus: self.gpus });
         }
         if self.lanes.is_empty() {
-            outcome.dropped = outcome.dropped.or_else(|| self.preempted_by.take());
+            outcome.dropped = outcome.dropped.or_else(|| self.stop.preempted_by.take());
         } else if !want.is_on() && self.all(LaneState::Disabled) {
-            self.failures = 0;
-            if let Some(gpu) = self.preempted_by.take() {
-                outcome.stopped = Some((gpu, self.entered, self.returned));
+            self.trouble.failures = 0;
+            if let Some(gpu) = self.stop.preempted_by.take() {
+                outcome.stopped = Some((gpu, self.stop.entered, self.stop.returned));
             }
         }
         if want == Want::Run && self.all(LaneState::Enabled) {
             if !matches!(self.breath, Breath::Until(_)) {
-                self.gated_since = None;
+                self.gated.since = None;
             }
-            if core::mem::take(&mut self.wakes) && !self.lanes.is_empty() {
+            if core::mem::take(&mut self.gated.wakes) && !self.lanes.is_empty() {
                 outcome.woken = true;
                 out.push(Effect::Emit(Report::Woken { job: self.id }));
             }
@@ -316,16 +345,16 @@ impl Job {
     fn recover(&mut self, config: &Config, out: &mut Vec<Effect>) {
         let most = config.disable_retries;
         let stuck = self.lanes.iter().any(|lane| lane.failures > most);
-        if stuck || self.all(LaneState::Enabled) && self.failures > most {
+        if stuck || self.all(LaneState::Enabled) && self.trouble.failures > most {
             out.push(Effect::Emit(Report::Unmanaged { job: self.id }));
-            self.mode = Mode::Unmanaged;
+            self.ordered.mode = Mode::Unmanaged;
         } else if self.all(LaneState::Enabled) {
-            self.mode = Mode::Managed;
+            self.ordered.mode = Mode::Managed;
         }
     }
 
     fn stop(&mut self, want: Want, world: &World, now: Instant, outcome: &mut Outcome) {
-        let ran = self.mode == Mode::Managed
+        let ran = self.ordered.mode == Mode::Managed
             && self
                 .lanes
                 .iter()
@@ -336,14 +365,14 @@ impl Job {
             outcome.preempted =
                 cause.or_else(|| self.gpus.iter().next().filter(|_| outcome.turn_over));
             if outcome.preempted.is_some() {
-                self.preemptions += 1;
+                self.stop.preemptions += 1;
             }
-            outcome.dropped = core::mem::replace(&mut self.preempted_by, cause);
+            outcome.dropped = core::mem::replace(&mut self.stop.preempted_by, cause);
         }
-        (self.entered, self.returned) = (Instant::default(), Instant::default());
-        self.gated_since = Some(now);
-        self.reported = false;
-        self.wakes = true;
+        (self.stop.entered, self.stop.returned) = (Instant::default(), Instant::default());
+        self.gated.since = Some(now);
+        self.gated.reported = false;
+        self.gated.wakes = true;
         self.breath = Breath::No;
         self.lease = Lease::No;
     }
@@ -359,11 +388,11 @@ impl Job {
         now: Instant,
         out: &mut Vec<Effect>,
     ) {
-        let enable = self.want.is_on() || self.mode != Mode::Managed;
+        let enable = self.ordered.want.is_on() || self.ordered.mode != Mode::Managed;
         if enable && self.hold == Hold::Frozen {
             return;
         }
-        let waits = self.mode == Mode::Managed
+        let waits = self.ordered.mode == Mode::Managed
             && self
                 .lanes
                 .iter()
@@ -383,8 +412,8 @@ impl Job {
         *generation = Generation(generation.0 + 1);
         let (job, generation) = (self.id, *generation);
         // A lease and an ungated block are for while online is busy.
-        let beside = self.want == Want::Lease || world.ungated;
-        let look = if self.mode == Mode::Managed && !beside {
+        let beside = self.ordered.want == Want::Lease || world.ungated;
+        let look = if self.ordered.mode == Mode::Managed && !beside {
             Look::First
         } else {
             Look::Unconditional
@@ -412,14 +441,14 @@ impl Job {
             .iter()
             .any(|lane| lane.state != LaneState::Disabled && world.stalled.contains(lane.gpu));
         let bare = self.members.iter().any(Member::is_bare);
-        let closed = match (self.want, self.mode) {
+        let closed = match (self.ordered.want, self.ordered.mode) {
             (Want::Run, _) => false,
             (Want::Lease, _) => matches!(self.lease, Lease::Back(_)),
             (Want::Gate(_), Mode::Unmanaged | Mode::Recovering) => true,
             // Nothing known to disable yet, or the disable hangs: launches are all there is to hold.
             (Want::Gate(_), _) if held || bare => true,
             (Want::Gate(_), _) => {
-                self.launch_gate != LaunchGate::Open && !self.all(LaneState::Disabled)
+                self.ordered.launch_gate != LaunchGate::Open && !self.all(LaneState::Disabled)
             }
         };
         let (wanted, effect) = if self.hold != Hold::No {
@@ -429,8 +458,8 @@ impl Job {
         } else {
             (LaunchGate::Open, Effect::OpenLaunchGate { job: self.id })
         };
-        if self.launch_gate != wanted {
-            self.launch_gate = wanted;
+        if self.ordered.launch_gate != wanted {
+            self.ordered.launch_gate = wanted;
             out.push(effect);
         }
     }
@@ -445,15 +474,16 @@ impl Job {
             LaneState::Failed { retry_at } => Some(retry_at),
             _ => None,
         });
-        let waits_for_gates = self.want == Want::Gate(Why::Gates);
+        let waits_for_gates = self.ordered.want == Want::Gate(Why::Gates);
         let gated = self
-            .gated_since
-            .filter(|_| waits_for_gates && !self.reported)
+            .gated
+            .since
+            .filter(|_| waits_for_gates && !self.gated.reported)
             .map(|since| since.after(config.max_gated));
         let breath = match self.breath {
             Breath::No => None,
             Breath::Until(end) => Some(end),
-            Breath::Wanted if !waits_for_gates || self.mode != Mode::Managed => None,
+            Breath::Wanted if !waits_for_gates || self.ordered.mode != Mode::Managed => None,
             Breath::Wanted => self
                 .gpus
                 .iter()
@@ -464,7 +494,7 @@ impl Job {
             .chain(gated)
             .chain(breath)
             .chain(self.lease_ends())
-            .chain(self.skip_until)
+            .chain(self.trouble.skip_until)
             .min()
     }
 
@@ -474,7 +504,7 @@ impl Job {
 
     /// The GPU whose preemption the job still owes an answer to.
     pub fn preempted_by(&self) -> Option<GpuId> {
-        self.preempted_by
+        self.stop.preempted_by
     }
 
     pub fn gpus(&self) -> GpuSet {

@@ -10,8 +10,8 @@
 //!   record     what it took: mean and tail, by fingerprint
 //!   forecast   when online will be back
 //!   plan       how much fits: in series, beside layers, in the same pass, on a share of the GPU
-//!   priority   decode, prompt, forward, backward in one process
 //!   share      whose turn it is, of several trainers
+//!   priority   decode, prompt, forward, backward in one process
 //!   together   what runs beside an iteration of the same process, learnt from what it cost
 //!   ride       rows of background requests in the users' own steps, learnt the same way
 //! ```
@@ -106,22 +106,39 @@ pub struct Leaser {
     pauses: Forecast,
     gaps: Forecast,
     limits: [Limit; LIMITS],
-    /// Means over requests and iterations, without what leases added, ns.
-    ttft: f64,
-    interval: f64,
-    /// What of the means' budgets is unspent, ns.
-    credit: f64,
-    /// Requests, and those of them that came after a pause.
-    arrivals: u64,
-    returns: u64,
-    overruns: u64,
+    means: Means,
+    counts: Counts,
     /// When the last iteration was over, ns.
     beaten: u64,
     /// What iterations that read prompts took, ns: about the most of late.
     prompts: f64,
-    /// Predictions that were compared, and by what part of what an iteration took they were off: a moving mean.
-    predictions: u64,
+    predictions: Predictions,
+}
+
+/// How well iterations were predicted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Predictions {
+    /// Those that were compared.
+    count: u64,
+    /// By what part of what an iteration took they were off: a moving mean.
     error: f64,
+}
+
+/// Means over requests and iterations, without what leases added, ns.
+#[derive(Clone, Copy, Debug, Default)]
+struct Means {
+    ttft: f64,
+    interval: f64,
+    /// What of the means' budgets is unspent.
+    credit: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Requests, and those of them that came after a pause.
+    arrivals: u64,
+    returns: u64,
+    overruns: u64,
 }
 
 impl Leaser {
@@ -139,16 +156,11 @@ impl Leaser {
             pauses: Forecast::default(),
             gaps: Forecast::default(),
             limits: [Limit::default(); LIMITS],
-            ttft: 0.0,
-            interval: 0.0,
-            credit: 0.0,
-            arrivals: 0,
-            returns: 0,
-            overruns: 0,
+            means: Means::default(),
+            counts: Counts::default(),
             beaten: 0,
             prompts: 0.0,
-            predictions: 0,
-            error: 0.0,
+            predictions: Predictions::default(),
         }
     }
 
@@ -160,7 +172,7 @@ impl Leaser {
         {
             self.running.restart(Self::allowed(&config));
             self.guards = Guards::new(&config.promise);
-            self.credit = 0.0;
+            self.means.credit = 0.0;
         }
         self.config = config;
     }
@@ -177,13 +189,13 @@ impl Leaser {
     pub fn step(&mut self, event: &Event, now_ns: u64) {
         match *event {
             Event::Arrived { .. } => {
-                self.arrivals += 1;
+                self.counts.arrivals += 1;
                 self.running.waits(now_ns);
             }
             Event::First { request, ttft_ns } => {
                 self.running.read();
                 self.running.joined(request, now_ns);
-                mean(&mut self.ttft, ttft_ns as f64);
+                mean(&mut self.means.ttft, ttft_ns as f64);
             }
             Event::Ended {
                 request,
@@ -211,9 +223,9 @@ impl Leaser {
                 let budget = self.may_delay(gap);
                 if gap {
                     self.gaps.ended(idle_ns, budget, delayed_ns);
-                    self.credit -= delayed_ns as f64;
+                    self.means.credit -= delayed_ns as f64;
                 } else {
-                    self.returns += 1;
+                    self.counts.returns += 1;
                     self.pauses.ended(idle_ns, budget, delayed_ns);
                 }
             }
@@ -233,9 +245,9 @@ impl Leaser {
         }
         if let Some(expected) = self.expected(iteration).filter(|_| took > 0) {
             let error = (expected / took as f64 - 1.0).abs();
-            let weight = WEIGHT.max(1.0 / (self.predictions + 1) as f64);
-            self.predictions += 1;
-            self.error += weight * (error - self.error);
+            let weight = WEIGHT.max(1.0 / (self.predictions.count + 1) as f64);
+            self.predictions.count += 1;
+            self.predictions.error += weight * (error - self.predictions.error);
         }
         self.records.add(
             Key {
@@ -256,13 +268,17 @@ impl Leaser {
             self.solo = self.fit.fit().ok().or(self.solo);
             self.fit.forget(FADE);
         }
-        mean(&mut self.interval, interval.saturating_sub(delayed) as f64);
+        mean(
+            &mut self.means.interval,
+            interval.saturating_sub(delayed) as f64,
+        );
         match self.config.promise {
             Promise::Each { decode_ns } => self.guards.token(interval > decode_ns),
             Promise::Mean { tpot, .. } => {
                 // A credit is spent in a moment and not saved up for one.
                 let share = f64::from(tpot) / 1e4 * MEANT;
-                self.credit = (self.credit + share * self.interval).min(self.interval);
+                self.means.credit =
+                    (self.means.credit + share * self.means.interval).min(self.means.interval);
             }
             Promise::Tail { .. } => {}
         }
@@ -283,13 +299,13 @@ impl Leaser {
     /// Whether tokens may ride in online's own pass.
     #[must_use]
     pub fn may_ride(&self) -> bool {
-        !matches!(self.config.promise, Promise::Mean { .. }) || self.credit > 0.0
+        !matches!(self.config.promise, Promise::Mean { .. }) || self.means.credit > 0.0
     }
 
     fn ended(&mut self, fingerprint: u64, units: u32, granted: u64, used: u64) {
         let excess = used.saturating_sub(granted);
         let over = excess > self.config.grace_ns;
-        self.overruns += u64::from(over);
+        self.counts.overruns += u64::from(over);
         let limit = &mut self.limits[(fingerprint % LIMITS as u64) as usize];
         if limit.fingerprint != fingerprint || limit.units == 0 {
             *limit = Limit {
@@ -331,7 +347,7 @@ impl Leaser {
     /// How many predictions were compared with what came, and by what part of it they were off of late.
     #[must_use]
     pub const fn predictions(&self) -> (u64, f64) {
-        (self.predictions, self.error)
+        (self.predictions.count, self.predictions.error)
     }
 
     /// What the next iteration takes, at its tail, ns.
@@ -387,7 +403,7 @@ impl Leaser {
                 let since = now_ns.saturating_sub(self.beaten) as f64;
                 (pace - predicted - excess) * self.guards.further().max(LEAST) - since
             }
-            Promise::Mean { .. } => self.credit,
+            Promise::Mean { .. } => self.means.credit,
         };
         if slack > 0.0 { slack as u64 } else { 0 }
     }
@@ -429,7 +445,7 @@ impl Leaser {
             slack - switches
         };
         if matches!(self.config.promise, Promise::Mean { .. }) {
-            self.credit -= granted_ns as f64 + switches as f64;
+            self.means.credit -= granted_ns as f64 + switches as f64;
         }
         Grant {
             units: most,
@@ -440,7 +456,7 @@ impl Leaser {
 
     /// An iteration took `ns` longer because of what ran beside it.
     pub fn spent(&mut self, ns: f64) {
-        self.credit -= ns;
+        self.means.credit -= ns;
     }
 
     fn limit(&self, fingerprint: u64) -> Option<&Limit> {
@@ -455,11 +471,11 @@ impl Leaser {
             (Promise::Tail { .. } | Promise::Each { .. }, _) => 0,
             (Promise::Mean { ttft, .. }, false) => {
                 // Only who comes after a pause is delayed; the mean is over all.
-                let each = self.arrivals as f64 / self.returns.max(1) as f64;
-                (f64::from(ttft) / 1e4 * MEANT * self.ttft * each.max(1.0)) as u64
+                let each = self.counts.arrivals as f64 / self.counts.returns.max(1) as f64;
+                (f64::from(ttft) / 1e4 * MEANT * self.means.ttft * each.max(1.0)) as u64
             }
             (Promise::Mean { tpot, .. }, true) => {
-                (f64::from(tpot) / 1e4 * MEANT * self.interval) as u64
+                (f64::from(tpot) / 1e4 * MEANT * self.means.interval) as u64
             }
         }
     }
@@ -483,7 +499,7 @@ impl Leaser {
     /// Leases that took too long.
     #[must_use]
     pub const fn overruns(&self) -> u64 {
-        self.overruns
+        self.counts.overruns
     }
 
     /// What of the slack is used, from 0 to 1.

@@ -464,7 +464,7 @@ impl Memory {
                 Turn::GivenUp => {
                     changed = true;
                     books.picks.clear();
-                    books.price = 0;
+                    books.cost.price = 0;
                     books.machine.stripes.clear();
                     if !books.machine.is_fit() {
                         let job = books.job;

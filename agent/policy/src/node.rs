@@ -86,9 +86,7 @@ impl Node {
             preemption: None,
             budget: Budget::new(now),
             patience: Patience::default(),
-            edges: 0,
-            preemptions: 0,
-            wakes: 0,
+            counts: gpu::Counts::default(),
         };
         let gpus = usize::from(gpus).min(MAX_GPUS);
         let all = (0u8..).take(gpus).map(GpuId).collect();
@@ -215,13 +213,7 @@ impl Node {
             | Event::Terms { .. }
             | Event::Groups { .. }
             | Event::SliceRefused { .. } => self.stand_beside_others(event, now),
-            Event::IssueStalled { gpu } => {
-                if let Some(known) = self.gpus.get_mut(gpu.index())
-                    && !core::mem::replace(&mut known.stalled, true)
-                {
-                    out.push(Effect::Emit(Report::IssueStalled { gpu }));
-                }
-            }
+            Event::IssueStalled { gpu } => self.issue_stalled(gpu, out),
             Event::Pause { job } => self.pause(job, true, out),
             Event::Resume { job } => self.pause(job, false, out),
             Event::Drain { drained } => self.world.drained = drained,
@@ -238,6 +230,13 @@ impl Node {
             Event::Absent { lasted } => self.absent(lasted, now),
             Event::Lease(event) => self.step_lease(event, now, out),
             Event::Tick => {}
+        }
+    }
+
+    fn issue_stalled(&mut self, gpu: GpuId, out: &mut Vec<Effect>) {
+        let known = self.gpus.get_mut(gpu.index());
+        if known.is_some_and(|known| !core::mem::replace(&mut known.stalled, true)) {
+            out.push(Effect::Emit(Report::IssueStalled { gpu }));
         }
     }
 

@@ -38,45 +38,76 @@ pub(super) struct Account {
     /// As of now: of a user that has had all it may it is idle.
     pub class: Class,
     pub component: u8,
-    pub wants: bool,
-    pub open: bool,
-    pub idle_since: Option<Instant>,
     /// Others use its GPUs too.
     pub shares: bool,
+    pub work: Work,
+    pub state: State,
+    /// It may run, and is being enabled for so long.
+    pub entering: Option<u64>,
+    pub time: Virtual,
+    pub turn: Turn,
+    pub had: Had,
+    /// It runs at once with the others of its component.
+    pub sliced: bool,
+    pub slices: Slices,
+}
+
+/// Whether a job has something to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub wants: bool,
+    /// The gates of all its GPUs are.
+    pub open: bool,
+    pub idle_since: Option<Instant>,
+}
+
+/// What a job may as of the last step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct State {
     pub active: bool,
     /// It may run.
     pub may: bool,
     /// Time is charged to it until the next step.
     pub charged: bool,
-    /// It may run, and is being enabled for so long.
-    pub enters: bool,
-    pub entering: u64,
+}
+
+/// How far a job is in virtual time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Virtual {
     /// Units a nanosecond of run time.
     pub rate: u128,
     pub v: u128,
     /// When it was last active: how far ahead of the least of those with the same GPUs, and of the component's clock.
     pub lag: u128,
     pub ahead: u128,
-    /// It has an unfinished turn, of which so much is used and was charged.
+}
+
+/// The turns of a job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    /// It has an unfinished one, of which so much is used and was charged.
     pub held: bool,
     pub used: u64,
     pub paid: u128,
     /// That turn goes on beyond its end.
     pub stays: bool,
-    /// When it last began a turn, by count.
+    /// When it last began one, by count.
     pub last: u64,
-    pub turns: u64,
+    /// How many it began.
+    pub count: u64,
     /// How long it has waited for its next, while it could have run.
     pub waited: u64,
+}
+
+/// What a job had of its GPUs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Had {
     /// Part of the time that it deserves as things stand, of 2^32.
     pub portion: u64,
     /// Time in which it was active, what it had of that, and what it deserved.
     pub time: u64,
     pub got: u64,
     pub due: u64,
-    /// It runs at once with the others of its component.
-    pub sliced: bool,
-    pub slices: Slices,
 }
 
 impl Account {
@@ -88,60 +119,56 @@ impl Account {
             over: false,
             class: claim.terms.class,
             component: 0,
-            wants: true,
-            open: false,
-            idle_since: None,
             shares: false,
-            active: false,
-            may: false,
-            charged: false,
-            enters: false,
-            entering: 0,
-            rate: 1 << UNITS,
-            v: 0,
-            lag: 0,
-            ahead: 0,
-            held: false,
-            used: 0,
-            paid: 0,
-            stays: false,
-            last: 0,
-            turns: 0,
-            waited: 0,
-            portion: 0,
-            time: 0,
-            got: 0,
-            due: 0,
+            work: Work {
+                wants: true,
+                open: false,
+                idle_since: None,
+            },
+            state: State::default(),
+            entering: None,
+            time: Virtual {
+                rate: 1 << UNITS,
+                v: 0,
+                lag: 0,
+                ahead: 0,
+            },
+            turn: Turn::default(),
+            had: Had::default(),
             sliced: false,
             slices: Slices::default(),
         }
     }
 
     pub fn end_turn(&mut self) {
-        (self.held, self.used, self.paid) = (false, 0, 0);
-        self.stays = false;
+        (self.turn.held, self.turn.used, self.turn.paid) = (false, 0, 0);
+        self.turn.stays = false;
     }
 
     /// Nobody is in its way.
     pub fn goes_free(&mut self) {
-        (self.shares, self.active, self.may, self.charged) = (false, false, true, false);
-        self.sliced = false;
-        (self.enters, self.entering) = (false, 0);
-        (self.lag, self.ahead, self.waited) = (0, 0, 0);
+        (
+            self.shares,
+            self.state.active,
+            self.state.may,
+            self.state.charged,
+        ) = (false, false, true, false);
+        (self.sliced, self.entering) = (false, None);
+        (self.time.lag, self.time.ahead, self.turn.waited) = (0, 0, 0);
         self.end_turn();
     }
 
     /// Its turn is not over.
     pub fn in_turn(&self, turn: u64) -> bool {
-        self.held && (self.used < turn || self.stays)
+        self.turn.held && (self.turn.used < turn || self.turn.stays)
     }
 
     /// Who is behind chooses first; within a turn it is as far as when the turn began.
     pub fn key(&self, turn: u64) -> u128 {
         if self.in_turn(turn) {
-            self.v.saturating_sub(self.paid)
+            self.time.v.saturating_sub(self.turn.paid)
         } else {
-            self.v
+            self.time.v
         }
     }
 
@@ -152,7 +179,7 @@ impl Account {
 
     /// Those that choose, those that want nothing, those that are shut out.
     pub fn rank(&self) -> u8 {
-        match (self.active, self.open) {
+        match (self.state.active, self.work.open) {
             (true, _) => 0,
             (_, true) => 1,
             _ => 2,

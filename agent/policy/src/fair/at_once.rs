@@ -59,6 +59,7 @@ pub(super) fn why_not(
 fn rests(account: &Account, claim: &Claim, now: Instant) -> bool {
     claim.groups.paused
         || account
+            .work
             .idle_since
             .is_some_and(|since| now >= since.after(RESTS))
 }
@@ -156,18 +157,13 @@ pub(super) fn run(accounts: &mut [Account], claims: &[Claim]) {
         }
         let active = accounts
             .iter()
-            .filter(|a| a.sliced && a.active && a.component == own.component);
+            .filter(|a| a.sliced && a.state.active && a.component == own.component);
         let first = active.map(|a| a.class).min().unwrap_or(Class::Idle);
         let may = own.class <= first;
         let account = &mut accounts[at];
         account.end_turn();
-        (
-            account.may,
-            account.enters,
-            account.entering,
-            account.waited,
-        ) = (may, false, 0, 0);
-        account.charged = account.active && may && claims[at].whole;
+        (account.state.may, account.entering, account.turn.waited) = (may, None, 0);
+        account.state.charged = account.state.active && may && claims[at].whole;
     }
 }
 
@@ -177,7 +173,7 @@ pub(super) fn due<'a>(
     claims: &'a [Claim],
 ) -> impl Iterator<Item = Instant> + 'a {
     accounts.iter().zip(claims).flat_map(|(account, claim)| {
-        let rests = account.idle_since.map(|since| since.after(RESTS));
+        let rests = account.work.idle_since.map(|since| since.after(RESTS));
         let rests = [rests, claim.groups.rests_at].into_iter().flatten();
         let rests = rests.filter(|_| account.sliced);
         rests.chain(account.slices.due())

@@ -14,34 +14,34 @@ impl Fair {
     pub(super) fn stagger(&mut self, turn: u64, claims: &[Claim]) {
         let half_done = |(a, claim): (&Account, &Claim)| {
             // Who gives way is on yet, who has the turn next waits for that, or is being enabled.
-            let half = if a.may {
+            let half = if a.state.may {
                 !claim.whole
             } else {
-                claim.on || a.held
+                claim.on || a.turn.held
             };
-            (a.active && !a.sliced && half).then_some(a.component)
+            (a.state.active && !a.sliced && half).then_some(a.component)
         };
         let accounts = &self.accounts;
         let under_way = accounts.iter().zip(claims).find_map(half_done);
         let over = accounts.iter().filter(|a| self.gives_way(a, turn));
-        let latest = || over.max_by_key(|a| a.used).map(|a| a.component);
+        let latest = || over.max_by_key(|a| a.turn.used).map(|a| a.component);
         let hands_over = under_way.or_else(latest);
         let most = turn.saturating_add(nanos(STAYS));
         for at in 0..self.accounts.len() {
             let account = &self.accounts[at];
             let waits = hands_over.is_some_and(|other| other != account.component);
-            let stays = waits && account.used < most && self.gives_way(account, turn);
-            self.accounts[at].stays = stays;
+            let stays = waits && account.turn.used < most && self.gives_way(account, turn);
+            self.accounts[at].turn.stays = stays;
         }
     }
 
     /// Its turn is over and another's comes. Who is still the furthest behind begins its next, and hands nothing over.
     fn gives_way(&self, own: &Account, turn: u64) -> bool {
         let goes_first = |a: &Account| {
-            let rival = a.active && !a.may && a.component == own.component;
-            rival && (a.class, a.v) <= (own.class, own.v)
+            let rival = a.state.active && !a.state.may && a.component == own.component;
+            rival && (a.class, a.time.v) <= (own.class, own.time.v)
         };
-        let over = own.active && own.may && own.held && own.used >= turn;
+        let over = own.state.active && own.state.may && own.turn.held && own.turn.used >= turn;
         over && self.accounts.iter().any(goes_first)
     }
 
@@ -54,12 +54,12 @@ impl Fair {
         order.extend((0..accounts.len()).filter(|&at| accounts[at].shares && !accounts[at].sliced));
         order.sort_unstable_by_key(|&at| {
             let a = &accounts[at];
-            let goes_on = if a.held {
+            let goes_on = if a.turn.held {
                 a.in_turn(turn)
             } else {
                 claims[at].runs
             };
-            (a.rank(), a.class, a.key(turn), !goes_on, a.last, at)
+            (a.rank(), a.class, a.key(turn), !goes_on, a.turn.last, at)
         });
         let mut on = [0u32; MAX_GPUS];
         for claim in claims.iter().filter(|claim| claim.on) {
@@ -72,26 +72,24 @@ impl Fair {
             if chosen {
                 taken = taken.union(account.gpus);
             }
-            if account.active && chosen && !account.in_turn(turn) {
+            if account.state.active && chosen && !account.in_turn(turn) {
                 self.turns += 1;
                 account.end_turn();
-                (account.held, account.last) = (true, self.turns);
-                account.turns += 1;
-                self.waits.add(core::mem::take(&mut account.waited));
-            } else if account.active && !chosen {
+                (account.turn.held, account.turn.last) = (true, self.turns);
+                account.turn.count += 1;
+                self.waits.add(core::mem::take(&mut account.turn.waited));
+            } else if account.state.active && !chosen {
                 account.end_turn();
             }
             let beside = |gpu: GpuId| on[gpu.index()] > u32::from(claims[at].on);
-            let goes_on = account.may && claims[at].runs;
-            account.may = chosen && (goes_on || !account.gpus.iter().any(beside));
-            account.enters = account.active && account.may && !claims[at].whole;
-            if !account.enters {
-                account.entering = 0;
-            }
+            let goes_on = account.state.may && claims[at].runs;
+            account.state.may = chosen && (goes_on || !account.gpus.iter().any(beside));
+            let enters = account.state.active && account.state.may && !claims[at].whole;
+            account.entering = enters.then(|| account.entering.unwrap_or(0));
             // Until its disable has returned, a job that is to give way runs.
-            let runs = claims[at].whole && (account.may || claims[at].on);
-            let pays = runs || account.enters && account.entering >= ENTRY;
-            account.charged = account.active && pays;
+            let runs = claims[at].whole && (account.state.may || claims[at].on);
+            let pays = runs || account.entering.is_some_and(|ns| ns >= ENTRY);
+            account.state.charged = account.state.active && pays;
         }
         self.order = order;
     }
@@ -100,28 +98,32 @@ impl Fair {
         let waits = |runs: &Account| {
             // Who is idle only because of its user may not be any more by the end of the turn.
             let rival = |a: &Account| {
-                a.active && !a.may && a.component == runs.component && a.terms.class <= runs.class
+                a.state.active
+                    && !a.state.may
+                    && a.component == runs.component
+                    && a.terms.class <= runs.class
             };
             self.accounts.iter().any(rival)
         };
         let turns = self
             .accounts
             .iter()
-            .filter(|a| a.active && a.may && a.held && waits(a));
-        let longest = |a: &Account| if a.stays { nanos(STAYS) } else { 0 };
+            .filter(|a| a.state.active && a.state.may && a.turn.held && waits(a));
+        let longest = |a: &Account| if a.turn.stays { nanos(STAYS) } else { 0 };
         let ends = turns.map(|a| {
             let end = turn.saturating_add(longest(a));
-            now.after(Duration::from_nanos(end.saturating_sub(a.used)))
+            now.after(Duration::from_nanos(end.saturating_sub(a.turn.used)))
         });
-        let graces = self.accounts.iter().filter(|a| a.shares && a.wants);
-        let graces = graces.filter_map(|a| a.idle_since.map(|since| since.after(GRACE)));
-        let enter = self
+        let graces = self.accounts.iter().filter(|a| a.shares && a.work.wants);
+        let graces = graces.filter_map(|a| a.work.idle_since.map(|since| since.after(GRACE)));
+        let enter = self.accounts.iter().filter_map(|a| a.entering);
+        let enter = enter.filter(|ns| *ns < ENTRY);
+        let enter = enter.map(|ns| now.after(Duration::from_nanos(ENTRY - ns)));
+        // Who gives way pays until its disable has returned, but not for an agent that is stopped before that.
+        let leaves = self
             .accounts
             .iter()
-            .filter(|a| a.enters && a.entering < ENTRY);
-        let enter = enter.map(|a| now.after(Duration::from_nanos(ENTRY - a.entering)));
-        // Who gives way pays until its disable has returned, but not for an agent that is stopped before that.
-        let leaves = self.accounts.iter().filter(|a| a.charged && !a.may);
+            .filter(|a| a.state.charged && !a.state.may);
         let leaves = leaves.map(|_| now.after(Duration::from_nanos(turn)));
         let all = ends.chain(graces).chain(enter).chain(leaves);
         all.filter(|at| *at > now).min()

@@ -21,18 +21,18 @@ impl Least {
         self.groups.clear();
         self.components.clear();
         for account in accounts.iter().filter(|account| counts(account)) {
-            let span = u128::from(turn) * account.rate;
+            let span = u128::from(turn) * account.time.rate;
             match self.groups.iter_mut().find(|g| g.0 == account.group()) {
                 Some(group) => {
-                    group.1 = group.1.min(account.v);
+                    group.1 = group.1.min(account.time.v);
                     group.2 = group.2.min(span);
                 }
-                None => self.groups.push((account.group(), account.v, span)),
+                None => self.groups.push((account.group(), account.time.v, span)),
             }
             let key = (account.component, account.class);
             match self.components.iter_mut().find(|c| c.0 == key) {
-                Some(component) => component.1 = component.1.min(account.v),
-                None => self.components.push((key, account.v)),
+                Some(component) => component.1 = component.1.min(account.time.v),
+                None => self.components.push((key, account.time.v)),
             }
         }
     }

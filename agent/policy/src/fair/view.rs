@@ -14,33 +14,34 @@ impl Fair {
         let Some(own) = self.accounts.iter().find(|account| account.job == job) else {
             return ShareView::default();
         };
-        let since = if own.charged {
+        let since = if own.state.charged {
             nanos(now.since(self.at))
         } else {
             0
         };
         let part = |of: u64| {
-            if own.time == 0 {
+            if own.had.time == 0 {
                 0.0
             } else {
-                of as f64 / own.time as f64
+                of as f64 / own.had.time as f64
             }
         };
-        let left = nanos(rules.turn).saturating_sub(own.used.saturating_add(since));
+        let left = nanos(rules.turn).saturating_sub(own.turn.used.saturating_add(since));
         let before =
-            |a: &&Account| a.may && a.job != job && !a.gpus.intersection(own.gpus).is_empty();
+            |a: &&Account| a.state.may && a.job != job && !a.gpus.intersection(own.gpus).is_empty();
         ShareView {
             shares: own.shares,
-            wants: own.wants,
-            left: (own.held && own.may && own.shares).then(|| Duration::from_nanos(left)),
-            deserved: part(own.due),
-            got: part(own.got.min(own.time)),
-            turns: own.turns,
+            wants: own.work.wants,
+            left: (own.turn.held && own.state.may && own.shares)
+                .then(|| Duration::from_nanos(left)),
+            deserved: part(own.had.due),
+            got: part(own.had.got.min(own.had.time)),
+            turns: own.turn.count,
             behind: self
                 .accounts
                 .iter()
                 .find(before)
-                .filter(|_| !own.may)
+                .filter(|_| !own.state.may)
                 .map(|a| a.job),
             sliced: own.sliced,
             slice: own.slices.given.slice(),

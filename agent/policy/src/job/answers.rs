@@ -22,8 +22,8 @@ impl Job {
     pub fn disabled(&mut self, order: Order, entered: Instant, returned: Instant) {
         if let Some(lane) = self.answered(order, LaneState::Disabling) {
             lane.state = LaneState::Disabled;
-            self.entered = self.entered.max(entered);
-            self.returned = self.returned.max(returned);
+            self.stop.entered = self.stop.entered.max(entered);
+            self.stop.returned = self.stop.returned.max(returned);
         }
     }
 
@@ -31,14 +31,14 @@ impl Job {
         if self.answered(order, LaneState::Disabling).is_none() {
             return;
         }
-        self.failures += 1;
-        self.mode = Mode::Recovering;
-        self.reread = true;
+        self.trouble.failures += 1;
+        self.ordered.mode = Mode::Recovering;
+        self.ordered.reread = true;
         self.disturb(self.gpus);
         let report = Report::DisableFailed {
             order,
             status,
-            failures: self.failures,
+            failures: self.trouble.failures,
         };
         out.push(Effect::Emit(report));
     }
@@ -81,14 +81,14 @@ impl Job {
         now: Instant,
         out: &mut Vec<Effect>,
     ) {
-        if self.mode != Mode::Managed {
+        if self.ordered.mode != Mode::Managed {
             // That order was unconditional.
             return self.enable_failed(order, None, config, now, out);
         }
         if let Some(lane) = self.answered(order, LaneState::Enabling) {
             // It need not have been disabled before, so it is disabled now.
             lane.state = LaneState::Unknown;
-            self.skip_until = Some(now.after(SKIP_HOLD));
+            self.trouble.skip_until = Some(now.after(SKIP_HOLD));
             out.push(Effect::ReadActivity {
                 gpus: GpuSet::of(order.gpu),
             });

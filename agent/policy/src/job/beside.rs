@@ -26,7 +26,7 @@ impl Job {
     /// Whether it could run beside online on that GPU: it uses no other, and nothing but the gate holds it.
     pub fn takes_lease(&self, gpu: GpuId, world: &World, now: Instant) -> bool {
         self.gpus == GpuSet::of(gpu)
-            && self.mode == Mode::Managed
+            && self.ordered.mode == Mode::Managed
             && self.hold != Hold::Frozen
             && self.held_by(world, now).is_none()
             && !self.is_open(world)
@@ -67,7 +67,7 @@ impl Job {
 
     /// It may run without one.
     pub fn is_free(&self) -> bool {
-        self.want == Want::Run
+        self.ordered.want == Want::Run
     }
 
     pub(super) fn lease_ends(&self) -> Option<Instant> {

@@ -20,14 +20,14 @@ impl Job {
         now: Instant,
         out: &mut Vec<Effect>,
     ) {
-        if self.want != Want::Gate(Why::Gates) {
+        if self.ordered.want != Want::Gate(Why::Gates) {
             return;
         }
-        let Some(since) = self.gated_since else {
+        let Some(since) = self.gated.since else {
             return;
         };
-        if !self.reported && now >= since.after(config.max_gated) {
-            self.reported = true;
+        if !self.gated.reported && now >= since.after(config.max_gated) {
+            self.gated.reported = true;
             out.push(Effect::Emit(Report::MaxGated {
                 job: self.id,
                 since,
@@ -38,7 +38,7 @@ impl Job {
         }
         if let (Breath::Wanted, OnMaxGated::Breathe(turn)) = (self.breath, config.on_max_gated)
             && self.gpus.minus(world.breathable).is_empty()
-            && self.mode == Mode::Managed
+            && self.ordered.mode == Mode::Managed
             && may
         {
             self.breath = Breath::Until(now.after(turn));

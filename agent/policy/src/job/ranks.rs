@@ -25,7 +25,7 @@ impl Job {
                     counts: true,
                     groups: Vec::new(),
                 });
-                self.launch_gate = LaunchGate::Unset;
+                self.ordered.launch_gate = LaunchGate::Unset;
             }
         }
         if means == Means::LaunchGate {

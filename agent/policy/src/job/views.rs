@@ -19,8 +19,8 @@ impl Job {
             wants: !self.members.iter().all(|member| member.idle.is_some()),
             groups: self.groups(world, means, now),
             open: self.held_by(world, now).is_none() && self.is_open(world),
-            runs: self.want.is_on(),
-            on: self.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),
+            runs: self.ordered.want.is_on(),
+            on: self.ordered.mode != Mode::Unmanaged && !self.all(LaneState::Disabled),
             whole: self
                 .lanes
                 .iter()
@@ -30,7 +30,7 @@ impl Job {
 
     pub(super) fn note_state(&mut self, now: Instant) {
         let has = |state| self.lanes.iter().any(|lane: &Lane| lane.state == state);
-        let state = match (self.mode, self.want) {
+        let state = match (self.ordered.mode, self.ordered.want) {
             (Mode::Unmanaged, _) => JobState::Unmanaged,
             (Mode::Recovering, _) => JobState::Unknown,
             (Mode::Managed, Want::Run | Want::Lease) if !self.all(LaneState::Enabled) => {
@@ -44,8 +44,8 @@ impl Job {
             (Mode::Managed, Want::Gate(_)) if has(LaneState::Disabling) => JobState::Disabling,
             (Mode::Managed, Want::Gate(_)) => JobState::Gated,
         };
-        if core::mem::replace(&mut self.state, state) != state {
-            self.state_since = now;
+        if core::mem::replace(&mut self.shown.state, state) != state {
+            self.shown.since = now;
         }
     }
 
@@ -53,19 +53,21 @@ impl Job {
     pub fn sight(&self, means: Means) -> Sight {
         let hidden = self.members.iter().any(Member::is_hidden) || self.lanes.is_empty();
         Sight {
-            stopped: self.mode == Mode::Managed && !hidden && self.all(LaneState::Disabled),
-            beyond_control: means != Means::Channels || self.mode != Mode::Managed || hidden,
-            runs: self.want == Want::Run && self.all(LaneState::Enabled),
+            stopped: self.ordered.mode == Mode::Managed && !hidden && self.all(LaneState::Disabled),
+            beyond_control: means != Means::Channels
+                || self.ordered.mode != Mode::Managed
+                || hidden,
+            runs: self.ordered.want == Want::Run && self.all(LaneState::Enabled),
         }
     }
 
     /// Whether its work may be on its GPUs: until a disable has returned it is.
     pub fn runs(&self) -> bool {
-        match self.state {
+        match self.shown.state {
             JobState::Running | JobState::Breathing | JobState::Leased | JobState::Disabling => {
                 true
             }
-            JobState::Unmanaged => self.want == Want::Run,
+            JobState::Unmanaged => self.ordered.want == Want::Run,
             JobState::Gated | JobState::Enabling | JobState::Unknown => false,
         }
     }
@@ -77,9 +79,9 @@ impl Job {
             .flat_map(|member| member.channels.iter());
         JobView {
             job: self.id,
-            state: self.state,
-            since: self.state_since,
-            reason: match self.want {
+            state: self.shown.state,
+            since: self.shown.since,
+            reason: match self.ordered.want {
                 Want::Run => Reason::None,
                 Want::Lease if self.is_leased() => Reason::None,
                 Want::Gate(Why::Operator) => Reason::Paused,
@@ -91,8 +93,11 @@ impl Job {
             gpus: self.gpus,
             sessions: u32::try_from(self.members.len()).unwrap_or(u32::MAX),
             channels: Channels(held.fold(0u32, |sum, held| sum.saturating_add(held.1.0))),
-            preemptions: self.preemptions,
-            launch_gate_closed: matches!(self.launch_gate, LaunchGate::Closed | LaunchGate::Held),
+            preemptions: self.stop.preemptions,
+            launch_gate_closed: matches!(
+                self.ordered.launch_gate,
+                LaunchGate::Closed | LaunchGate::Held
+            ),
         }
     }
 }

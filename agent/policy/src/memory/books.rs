@@ -44,18 +44,31 @@ pub(super) struct Books {
     pub restored_at: Option<Instant>,
     pub picks: Vec<Pick>,
     pub choices: VecDeque<Choice>,
+    pub taken: Taken,
+    /// Its largest stripe.
+    pub stripe: Bytes,
+    pub cost: Cost,
+    /// The reclaim under way is for another offline job.
+    pub evens: bool,
+}
+
+/// What reclaims took from a job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
     pub reclaims: u64,
     pub tokens: Tokens,
     pub blocks_lost: u64,
-    /// Its largest stripe.
-    pub stripe: Bytes,
-    /// What the reclaim under way costs, and what all cost so far: tokens over weight.
+}
+
+/// What reclaims cost a job: tokens over weight.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    /// The one under way.
     pub price: u128,
+    /// All so far.
     pub paid: u128,
-    /// What its dearest reclaim costs.
+    /// The dearest.
     pub dearest: u128,
-    /// The reclaim under way is for another offline job.
-    pub evens: bool,
 }
 
 impl Books {
@@ -72,13 +85,9 @@ impl Books {
             restored_at: None,
             picks: Vec::new(),
             choices: VecDeque::new(),
-            reclaims: 0,
-            tokens: Tokens(0),
-            blocks_lost: 0,
+            taken: Taken::default(),
             stripe: Bytes(1),
-            price: 0,
-            paid: 0,
-            dearest: 0,
+            cost: Cost::default(),
             evens: false,
         }
     }
@@ -427,7 +436,7 @@ impl Books {
                 handles = handles.saturating_add(layout.handles(stripe));
                 bytes = bytes.plus(layout.bytes(stripe));
                 if reclaims {
-                    self.blocks_lost += layout.blocks(stripe);
+                    self.taken.blocks_lost += layout.blocks(stripe);
                 }
             }
         }
@@ -435,9 +444,12 @@ impl Books {
         match self.machine.direction {
             Some(Direction::Reclaim) => {
                 let tokens = self.picks.iter().map(|pick| pick.extra.0).sum();
-                self.reclaims += 1;
-                self.paid = self.paid.saturating_add(core::mem::take(&mut self.price));
-                self.tokens = Tokens(self.tokens.0.saturating_add(tokens));
+                self.taken.reclaims += 1;
+                self.cost.paid = self
+                    .cost
+                    .paid
+                    .saturating_add(core::mem::take(&mut self.cost.price));
+                self.taken.tokens = Tokens(self.taken.tokens.0.saturating_add(tokens));
                 out.push(Effect::Emit(Report::Reclaimed {
                     job,
                     reclaim: self.machine.id,

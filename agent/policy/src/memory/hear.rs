@@ -1,7 +1,7 @@
 //! What is known of memory: every event changes it, and nothing is decided here.
 
 use super::books::Books;
-use super::online::{Ask, Elastic, give_up};
+use super::online::{Ask, Elastic, Sizes, give_up};
 use super::{Memory, MemoryEvent};
 use crate::ids::{Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId};
 use crate::ledger::{Ledger, Place};
@@ -151,16 +151,18 @@ impl Memory {
         }
     }
 
+    fn share_out(&mut self, gpu: GpuId, bytes: Bytes) {
+        if let Some(ledger) = self.ledgers.get_mut(gpu.index())
+            && ledger.pool().is_zero()
+        {
+            *ledger = Ledger::new(bytes);
+        }
+    }
+
     /// What there is: pools and caches.
     fn registered(&mut self, event: MemoryEvent<'_>, now: Instant) {
         match event {
-            MemoryEvent::Pool { gpu, bytes } => {
-                if let Some(ledger) = self.ledgers.get_mut(gpu.index())
-                    && ledger.pool().is_zero()
-                {
-                    *ledger = Ledger::new(bytes);
-                }
-            }
+            MemoryEvent::Pool { gpu, bytes } => self.share_out(gpu, bytes),
             MemoryEvent::KvRegistered {
                 session,
                 job,
@@ -184,10 +186,10 @@ impl Memory {
                 }
                 if !self.jobs.iter().any(|books| books.job == job) {
                     let here = self.jobs.iter().filter(|books| books.gpus().contains(gpu));
-                    let paid = here.map(|books| books.paid).min().unwrap_or_default();
+                    let paid = here.map(|books| books.cost.paid).min().unwrap_or_default();
                     let mut books = Books::new(job);
                     // It owes nothing for what others paid before it came.
-                    books.paid = paid;
+                    books.cost.paid = paid;
                     self.jobs.push(books);
                 }
                 let books = self.jobs.iter_mut().find(|books| books.job == job);
@@ -214,7 +216,14 @@ impl Memory {
                 // Said again, it may be at an order still.
                 let first = self.elastic.iter_mut().find(known).is_none();
                 if first {
-                    let (known, sizes) = ((session, gpu, kv), (most, handle, stripe));
+                    let (known, sizes) = (
+                        (session, gpu, kv),
+                        Sizes {
+                            most,
+                            handle,
+                            stripe,
+                        },
+                    );
                     self.elastic
                         .push(Elastic::new(known, sizes, &self.sharing, now));
                 }

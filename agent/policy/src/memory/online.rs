@@ -35,19 +35,11 @@ pub(super) struct Elastic {
     pub session: SessionId,
     pub gpu: GpuId,
     pub kv: KvId,
-    most: Bytes,
-    handle: Bytes,
-    /// What it maps at once.
-    stripe: Bytes,
+    sizes: Sizes,
     /// Has memory as long as it stands, and counts as used.
     fixed: Bytes,
     mapped: Bytes,
-    /// Promised by `Map`, and not said to be mapped yet.
-    promised: Bytes,
-    /// What it was told last to have mapped.
-    target: Bytes,
-    /// The most of what it was told and has not answered for: which order it is at, nobody knows.
-    ordered: Bytes,
+    told: Told,
     pub used: Bytes,
     /// Nothing of its GPU is shared: all of it is to have memory, as that of an engine that nobody knows.
     all: bool,
@@ -60,6 +52,26 @@ pub(super) struct Elastic {
     retry_at: Instant,
     /// What was mapped for a demand stays until then: it asks again for what it demanded.
     kept_until: Instant,
+}
+
+/// How large an elastic cache may become, and in what pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub most: Bytes,
+    pub handle: Bytes,
+    /// What it maps at once.
+    pub stripe: Bytes,
+}
+
+/// What an elastic cache was told to have mapped.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    /// Promised by `Map`, and not said to be mapped yet.
+    promised: Bytes,
+    /// Last.
+    target: Bytes,
+    /// The most of what it was told and has not answered for: which order it is at, nobody knows.
+    ordered: Bytes,
     /// What it was last told to shrink to, and when to tell it again: it keeps what it reserved.
     shrinks: Option<(Bytes, Instant)>,
 }
@@ -67,7 +79,7 @@ pub(super) struct Elastic {
 impl Elastic {
     pub fn new(
         (session, gpu, kv): (SessionId, GpuId, KvId),
-        (most, handle, stripe): (Bytes, Bytes, Bytes),
+        sizes: Sizes,
         sharing: &Sharing,
         now: Instant,
     ) -> Self {
@@ -75,14 +87,15 @@ impl Elastic {
             session,
             gpu,
             kv,
-            most,
-            handle,
-            stripe,
+            sizes,
             fixed: Bytes::ZERO,
             mapped: Bytes::ZERO,
-            promised: Bytes::ZERO,
-            target: Bytes::ZERO,
-            ordered: Bytes::ZERO,
+            told: Told {
+                promised: Bytes::ZERO,
+                target: Bytes::ZERO,
+                ordered: Bytes::ZERO,
+                shrinks: None,
+            },
             used: Bytes::ZERO,
             all: false,
             asked: Bytes::ZERO,
@@ -91,7 +104,6 @@ impl Elastic {
             waited: None,
             retry_at: now,
             kept_until: now,
-            shrinks: None,
         }
     }
 
@@ -106,12 +118,12 @@ impl Elastic {
     /// Its handles by where they stand.
     pub fn handles(&self) -> HandlesView {
         let count = |bytes: Bytes| {
-            let handles = bytes.0.checked_div(self.handle.0).unwrap_or(0);
+            let handles = bytes.0.checked_div(self.sizes.handle.0).unwrap_or(0);
             Handles(u32::try_from(handles).unwrap_or(u32::MAX))
         };
         HandlesView {
             held: count(self.mapped),
-            in_flight: count(self.promised),
+            in_flight: count(self.told.promised),
             ..HandlesView::default()
         }
     }
@@ -123,14 +135,14 @@ impl Elastic {
 
     fn wanted(&self) -> Bytes {
         if self.all {
-            return self.most;
+            return self.sizes.most;
         }
         self.whole(self.reserve.reservation())
     }
 
     /// The stripes that so much takes.
     fn whole(&self, bytes: Bytes) -> Bytes {
-        bytes.round_up(self.stripe).min(self.most)
+        bytes.round_up(self.sizes.stripe).min(self.sizes.most)
     }
 
     /// What it wants beyond what it has and was promised.
@@ -138,7 +150,7 @@ impl Elastic {
         if now < self.retry_at {
             return Bytes::ZERO;
         }
-        self.wanted().minus(self.mapped.plus(self.promised))
+        self.wanted().minus(self.mapped.plus(self.told.promised))
     }
 
     /// It waits for `bytes` more than it had mapped when it asked, as far as it ever maps, or will, as it asks `ahead`.
@@ -150,7 +162,7 @@ impl Elastic {
         ahead: bool,
         now: Instant,
     ) -> Bytes {
-        let promised = self.mapped.plus(self.promised);
+        let promised = self.mapped.plus(self.told.promised);
         let wanted = self.whole(mapped.unwrap_or(promised).plus(bytes));
         self.asked = self.asked.max(wanted);
         if wanted > self.mapped {
@@ -195,7 +207,7 @@ impl Elastic {
         }
         if self.shrinks_at().is_some_and(|at| now >= at) {
             let wanted = self.wanted();
-            self.shrinks = Some((wanted, now.after(sharing.promise_lasts)));
+            self.told.shrinks = Some((wanted, now.after(sharing.promise_lasts)));
             out.push(self.order(wanted));
         }
     }
@@ -203,9 +215,9 @@ impl Elastic {
     /// When it is to give something back, if there is anything.
     pub fn shrinks_at(&self) -> Option<Instant> {
         let wanted = self.wanted();
-        let again = self.shrinks.filter(|told| told.0 == wanted);
+        let again = self.told.shrinks.filter(|told| told.0 == wanted);
         let at = again.map_or(self.kept_until, |told| told.1.max(self.kept_until));
-        (self.promised.is_zero() && wanted < self.mapped).then_some(at)
+        (self.told.promised.is_zero() && wanted < self.mapped).then_some(at)
     }
 
     /// How long online did without what it demanded, once: it `goes_on` with it, or has not got it for as long
@@ -234,7 +246,7 @@ impl Elastic {
     }
 
     fn order(&mut self, bytes: Bytes) -> Effect {
-        (self.target, self.ordered) = (bytes, self.ordered.max(bytes));
+        (self.told.target, self.told.ordered) = (bytes, self.told.ordered.max(bytes));
         Effect::Map {
             session: self.session,
             kv: self.kv,
@@ -247,30 +259,30 @@ impl Elastic {
     pub fn takes_all(&mut self, now: Instant, out: &mut Vec<Effect>) {
         self.all = true;
         if !self.has_all() && now >= self.retry_at {
-            out.push(self.order(self.most));
+            out.push(self.order(self.sizes.most));
         }
     }
 
     /// Whether all of it has memory, or is being given it.
     pub fn has_all(&self) -> bool {
-        self.mapped >= self.most || !self.ordered.is_zero()
+        self.mapped >= self.sizes.most || !self.told.ordered.is_zero()
     }
 
     /// Promises it up to `bytes` of what is free: no part of a stripe, which would be of no use to it and
     /// lack where it is. Says how much.
     pub fn promise(&mut self, bytes: Bytes, ledger: &mut Ledger, out: &mut Vec<Effect>) -> Bytes {
-        let stands = self.mapped.plus(self.promised);
+        let stands = self.mapped.plus(self.told.promised);
         let target = stands.plus(bytes.min(ledger.free()));
-        let target = if target >= self.most {
-            self.most
+        let target = if target >= self.sizes.most {
+            self.sizes.most
         } else {
-            target.round_down(self.stripe)
+            target.round_down(self.sizes.stripe)
         };
         let bytes = target.minus(stands);
         let given = ledger.shift(self.session, Place::Free, Place::InFlight, bytes);
         if !given.is_zero() {
-            self.promised = self.promised.plus(given);
-            let target = self.mapped.plus(self.promised);
+            self.told.promised = self.told.promised.plus(given);
+            let target = self.mapped.plus(self.told.promised);
             out.push(self.order(target));
         }
         given
@@ -285,30 +297,35 @@ impl Elastic {
         now: Instant,
     ) {
         let (more, less) = (mapped.minus(self.mapped), self.mapped.minus(mapped));
-        let kept = more.min(self.promised);
+        let kept = more.min(self.told.promised);
         let arrived = ledger.shift(self.session, Place::InFlight, Place::Headroom, kept);
         ledger.adopt(self.session, Place::Headroom, more.minus(arrived));
-        self.promised = self.promised.minus(kept);
-        if last && !self.promised.is_zero() {
-            ledger.shift(self.session, Place::InFlight, Place::Free, self.promised);
-            self.promised = Bytes::ZERO;
-            if mapped < self.target {
+        self.told.promised = self.told.promised.minus(kept);
+        if last && !self.told.promised.is_zero() {
+            ledger.shift(
+                self.session,
+                Place::InFlight,
+                Place::Free,
+                self.told.promised,
+            );
+            self.told.promised = Bytes::ZERO;
+            if mapped < self.told.target {
                 self.retry_at = now.after(sharing.map_retry);
             }
         }
         give_up(self.session, less, ledger);
         self.mapped = mapped;
         if last {
-            self.ordered = Bytes::ZERO;
+            self.told.ordered = Bytes::ZERO;
             if self.all && !self.has_all() {
                 self.retry_at = now.after(sharing.map_retry);
             }
         } else {
             // It may be at an order that a later one has taken back: until it answers that one, what it gave back
             // may be mapped again, whoever else it was for.
-            let again = self.ordered.minus(mapped.plus(self.promised));
+            let again = self.told.ordered.minus(mapped.plus(self.told.promised));
             ledger.adopt(self.session, Place::InFlight, again);
-            self.promised = self.promised.plus(again);
+            self.told.promised = self.told.promised.plus(again);
         }
     }
 
@@ -321,9 +338,14 @@ impl Elastic {
 
     /// It is gone, but its process is not.
     pub fn close(&mut self, ledger: &mut Ledger) {
-        ledger.shift(self.session, Place::InFlight, Place::Free, self.promised);
+        ledger.shift(
+            self.session,
+            Place::InFlight,
+            Place::Free,
+            self.told.promised,
+        );
         give_up(self.session, self.mapped.plus(self.fixed), ledger);
-        (self.promised, self.mapped, self.fixed) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        (self.told.promised, self.mapped, self.fixed) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     }
 }
 

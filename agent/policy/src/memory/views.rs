@@ -101,9 +101,9 @@ impl Memory {
             phase: books.machine.phase,
             fit: books.is_open() || books.machine.phase != Phase::Idle,
             requests: u32::try_from(books.holders.holders().len()).unwrap_or(u32::MAX),
-            reclaims: books.reclaims,
-            tokens: books.tokens,
-            blocks_lost: books.blocks_lost,
+            reclaims: books.taken.reclaims,
+            tokens: books.taken.tokens,
+            blocks_lost: books.taken.blocks_lost,
         })
     }
 

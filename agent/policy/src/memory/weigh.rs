@@ -352,14 +352,16 @@ impl Memory {
     pub(super) fn collect(&mut self, bill: Bill, direction: Direction, jobs: &[Job], now: Instant) {
         let stripes = bill.picked.iter().map(|pick| pick.stripe).collect();
         let books = &mut self.jobs[bill.place];
-        (books.picks, books.price) = (bill.picked, bill.price);
-        books.dearest = books.dearest.max(bill.price);
-        let (owed, dearest, gpus) = (books.paid, books.dearest, books.gpus());
+        (books.picks, books.cost.price) = (bill.picked, bill.price);
+        books.cost.dearest = books.cost.dearest.max(bill.price);
+        let (owed, dearest, gpus) = (books.cost.paid, books.cost.dearest, books.gpus());
         // Who could not pay for long owes no more of that time than one reclaim.
         for (at, other) in self.jobs.iter_mut().enumerate() {
             if at != bill.place && other.gpus().iter().any(|gpu| gpus.contains(gpu)) {
-                let behind = dearest.max(other.dearest).saturating_add(other.price);
-                other.paid = other.paid.max(owed.saturating_sub(behind));
+                let behind = dearest
+                    .max(other.cost.dearest)
+                    .saturating_add(other.cost.price);
+                other.cost.paid = other.cost.paid.max(owed.saturating_sub(behind));
             }
         }
         self.begin(bill.place, direction, stripes, jobs, now);
@@ -404,7 +406,7 @@ impl Memory {
             let selected = self.rule.select(&books.holders, need, &mut picked);
             let lost = u128::from(selected.tokens.0) * u128::from(UNIT) * u128::from(UNIT);
             let price = lost / u128::from(part.weight);
-            let total = |price: u128, books: &Books| books.paid.saturating_add(price);
+            let total = |price: u128, books: &Books| books.cost.paid.saturating_add(price);
             let better = best.as_ref().is_none_or(|known| {
                 total(price, books) < total(known.price, &self.jobs[known.place])
             });
@@ -422,10 +424,10 @@ impl Memory {
         let is_next = |books: &&Books| {
             let part = parts.iter().find(|part| part.job == books.job);
             let above = part.is_some_and(|part| part.over() >= books.stripe);
-            let paid = books.paid.saturating_add(books.price);
-            let behind = best
-                .as_ref()
-                .is_some_and(|best| paid < self.jobs[best.place].paid.saturating_add(best.price));
+            let paid = books.cost.paid.saturating_add(books.cost.price);
+            let behind = best.as_ref().is_some_and(|best| {
+                paid < self.jobs[best.place].cost.paid.saturating_add(best.price)
+            });
             books.machine.ends_in_time() && (above || behind)
         };
         let waits = payers == Payers::Any && self.caches(gpu).find(is_next).is_some();

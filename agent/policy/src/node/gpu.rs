@@ -34,6 +34,12 @@ pub(super) struct Gpu {
     pub(super) budget: Budget,
     /// How long its users' sake keeps offline off beyond online's gaps, where an SLO is set.
     pub(super) patience: Patience,
+    pub(super) counts: Counts,
+}
+
+/// What was counted on a GPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
     pub(super) edges: u64,
     pub(super) preemptions: u64,
     pub(super) wakes: u64,
@@ -149,7 +155,7 @@ pub(super) fn shut(gpu: &mut Gpu, ring: Ring, slo: Option<Slo>, now: Instant) {
     gpu.since = now;
     gpu.rang = rang;
     gpu.announced = ring == Ring::Request;
-    gpu.edges += 1;
+    gpu.counts.edges += 1;
 }
 
 /// What a job's turn means for the GPUs' books.
@@ -161,7 +167,7 @@ pub(super) fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<
         let gpu = &mut gpus[id.index()];
         let under_way = gpu.preemption.filter(|p| p.rang == gpu.rang);
         if under_way.is_none() {
-            gpu.preemptions += 1;
+            gpu.counts.preemptions += 1;
             gpu.charges.preempted();
         }
         if !outcome.turn_over {
@@ -184,7 +190,7 @@ pub(super) fn book(gpus: &mut [Gpu], job: &Job, outcome: Outcome, out: &mut Vec<
         for id in job.gpus().iter() {
             let gpu = &mut gpus[id.index()];
             if !core::mem::replace(&mut gpu.woken, true) {
-                gpu.wakes += 1;
+                gpu.counts.wakes += 1;
             }
         }
     }

@@ -36,9 +36,9 @@ impl Node {
                 .as_ref()
                 .map_or(Duration::ZERO, |l| l.longest(now)),
             decode_gaps: known.learner.as_ref().map_or(0, Learner::gaps),
-            edges: known.edges,
-            preemptions: known.preemptions,
-            wakes: known.wakes,
+            edges: known.counts.edges,
+            preemptions: known.counts.preemptions,
+            wakes: known.counts.wakes,
             per_unit: known.charges.per_unit(),
             budget: BudgetView {
                 allowed: self.config.slo,
