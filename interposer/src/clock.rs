@@ -4,7 +4,7 @@
 //! another preloaded library's which shifts, stops or races clocks for the application. The application is to see the
 //! faked time; the measures of its work are to be of the real one.
 
-use crate::hook::elf;
+use crate::elf;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::Relaxed;

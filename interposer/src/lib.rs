@@ -3,32 +3,40 @@
 //! It runs inside somebody's service: on any doubt it calls the real function and counts the case.
 //! What it decides is in `tidegate-core`; here is what touches the process.
 //!
-//! * [`hook`]: the driver's functions it hooks, and how the application finds them.
+//! * [`hook`]: the driver's functions it hooks, and how the application finds them; [`real`]: those functions.
+//! * [`abi`]: the C functions that engines call; [`introspect`]: what tests ask the library about itself.
 //! * [`activity`]: launches and all that bears on them: streams, captures, contexts, the gate, the prober.
-//! * [`rm`]: the resource manager's objects, from the process' ioctls.
+//! * [`rm`]: calls about the resource manager's objects, from the process' ioctls.
 //! * [`memory`]: KV memory, backed by handles, reclaimed and restored.
-//! * [`agent`]: the reporter, which speaks with the agent.
-//! * [`process`]: the process' state, put together from what each room defines.
+//! * [`agent`]: the reporter, which speaks with the agent; [`outbox`]: what other threads leave for it.
+//! * [`process`]: the process' state, put together from [`state`].
 //! * [`start`]: the library's threads, put together; [`threads`]: how one starts; [`ending`]: how they end.
-//! * [`env`], [`log`], [`clock`], [`sys`]: every variable it reads, what it says, the time, the system calls.
+//! * [`env`], [`log`], [`clock`], [`sys`]: every variable it reads, what it says, the time, the system calls;
+//!   [`elf`]: what is loaded.
 //!
-//! No two files use each other (`scripts/circles`). Below [`process`] are files with state and none that knows
-//! the process; above it are those that act on it; the exported functions are on top: [`hook::table`],
-//! [`hook::names`], [`rm::ioctl`], [`memory::abi`].
+//! No two files, and no two folders, use each other (`scripts/circles`). From the top: exported functions ([`hook`],
+//! [`abi`], [`introspect`]); [`start`]; [`agent`]; what acts on the process ([`rm`], [`memory`], [`activity`]);
+//! [`process`]; [`state`]; [`real`].
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the hot path and the tail calls are written for x86-64 Linux with glibc");
 
+mod abi;
 mod activity;
 mod agent;
 mod clock;
+mod elf;
 mod ending;
 mod env;
 mod hook;
+mod introspect;
 mod log;
 mod memory;
+mod outbox;
 mod process;
+mod real;
 mod rm;
 mod start;
+mod state;
 mod sys;
 mod threads;

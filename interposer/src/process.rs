@@ -1,7 +1,7 @@
 //! What the library knows of the process it is in, and how a forked child starts over.
 //!
 //! The state of each room is defined in that room, by a file that knows nothing of the process
-//! ([`crate::activity::registry`], [`crate::rm::objects`], [`crate::memory::state`]); here it is put together,
+//! ([`crate::state::activity::registry`], [`crate::state::objects`], [`crate::state::memory::state`]); here it is put together,
 //! and what acts on it takes the [`Process`].
 //!
 //! The slots lie in memory that fork wipes, so a child sees at its first call that nothing is
@@ -12,13 +12,14 @@
 //! Nothing of this costs a process that makes no CUDA context more than two mappings, and a process
 //! that opens no driver file nothing at all.
 
-use crate::activity::registry::Contexts;
-use crate::activity::slots::{self, PAGE};
-use crate::activity::streams::StreamDevices;
-use crate::activity::turns::Turns;
-use crate::hook::{elf, loader};
-use crate::memory::state::Memory;
-use crate::rm::objects::Rm;
+use crate::elf;
+use crate::real::loader;
+use crate::state::activity::registry::Contexts;
+use crate::state::activity::slots::{self, PAGE};
+use crate::state::activity::streams::StreamDevices;
+use crate::state::activity::turns::Turns;
+use crate::state::memory::state::Memory;
+use crate::state::objects::Rm;
 use crate::{clock, env, sys};
 use core::ffi::c_void;
 use core::sync::atomic::{

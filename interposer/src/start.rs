@@ -5,8 +5,8 @@
 
 use crate::activity::{prober, work};
 use crate::agent::report;
-use crate::hook::row::Row;
 use crate::process::Process;
+use crate::real::row::Row;
 use crate::threads::{BlockSignals, spawn, spawn_apart};
 use crate::{env, log};
 use core::sync::atomic::Ordering::AcqRel;

@@ -2,10 +2,10 @@
 
 use crate::activity::contexts;
 use crate::activity::launch::captures;
-use crate::activity::registry::Contexts;
-use crate::activity::slots::ANNOUNCE;
-use crate::hook::driver;
 use crate::process::{guarded, known};
+use crate::real::driver;
+use crate::state::activity::registry::Contexts;
+use crate::state::activity::slots::ANNOUNCE;
 use crate::sys;
 use tidegate_abi::cuda::CUresult;
 use tidegate_core::gate::Capture;

@@ -1,14 +1,14 @@
 //! Contexts and streams that live, and on which device: what the prober may ask.
 //!
 //! A call that ends a context or a stream takes it from the registry first, and keeps clear of the prober's questions
-//! ([`super::registry`]): the prober never uses a dead handle. A launch never takes the registry's lock: it reads
-//! [`super::streams`], or asks for the thread's current context.
+//! ([`crate::state::activity::registry`]): the prober never uses a dead handle. A launch never takes the registry's lock: it reads
+//! [`crate::state::activity::streams`], or asks for the thread's current context.
 
-use super::registry::{Orphan, Stream};
-use super::slots::{self, ANNOUNCE};
-use crate::hook::driver::{self, Driver};
-use crate::memory::gone;
+use crate::activity::gone;
 use crate::process::{Process, Start, guarded, known, process};
+use crate::real::driver::{self, Driver};
+use crate::state::activity::registry::{Orphan, Stream};
+use crate::state::activity::slots::{self, ANNOUNCE};
 use crate::sys;
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUresult};
 use tidegate_abi::page::DEVICES;

@@ -6,13 +6,13 @@
 //! (the prober that sees the count must see the stream), rings the busy edge, and leaves the slot
 //! where the hot path finds it.
 
-use super::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
 use super::{contexts, gate, sync, witness};
+use crate::activity::hold;
 use crate::clock;
-use crate::hook::driver::{self, Driver};
-use crate::hook::row::Row;
-use crate::memory::hold;
 use crate::process::{self, Process, Start, process};
+use crate::real::driver::{self, Driver};
+use crate::real::row::Row;
+use crate::state::activity::slots::{self, ANNOUNCE, STREAMS, Slot, Slots};
 use crate::sys::{self, Membarrier};
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;

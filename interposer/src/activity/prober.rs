@@ -6,14 +6,14 @@
 //! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
 //! edge, and the slots of threads that are gone.
 
-use super::slots::{self, ANNOUNCE, Slot};
-use super::turns::{COUNTED, Rounds};
 use super::unseen;
 use crate::clock;
-use crate::hook::driver::{self, Driver};
-use crate::hook::row::Row;
 use crate::process::{self, Hand, Process};
-use crate::rm::objects::{Edge, Up};
+use crate::real::driver::{self, Driver};
+use crate::real::row::Row;
+use crate::state::activity::slots::{self, ANNOUNCE, Slot};
+use crate::state::activity::turns::{COUNTED, Rounds};
+use crate::state::objects::{Edge, Up};
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
@@ -384,7 +384,7 @@ fn ask_threads(driver: &Driver, recorded: &[Recorded]) -> Answer {
     Answer::Done
 }
 
-/// Asks while [`super::registry::Contexts::asks`] keeps everything of the device alive.
+/// Asks while [`crate::state::activity::registry::Contexts::asks`] keeps everything of the device alive.
 fn ask_all(
     process: &Process,
     driver: &Driver,

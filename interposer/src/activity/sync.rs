@@ -5,12 +5,13 @@
 //! be asked by nobody but its thread, which does so here; of one that makes no such call an event says it
 //! ([`tidegate_core::witness`]).
 
-use super::slots::{self, ANNOUNCE};
-use super::{prober, turns};
-use crate::hook::driver::driver;
-use crate::hook::row::Row;
-use crate::memory::hold;
+use super::prober;
+use crate::activity::hold;
 use crate::process::{Process, guarded, known};
+use crate::real::driver::driver;
+use crate::real::row::Row;
+use crate::state::activity::slots::{self, ANNOUNCE};
+use crate::state::activity::turns;
 use crate::{clock, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{CU_STREAM_PER_THREAD, CUresult, CUstream};

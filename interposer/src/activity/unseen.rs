@@ -4,8 +4,8 @@
 //! offline one is stopped by its channels, as every other.
 
 use crate::clock;
-use crate::hook::driver::Driver;
 use crate::process::{self, Process};
+use crate::real::driver::Driver;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use tidegate_abi::page::{DEVICES, Page};

@@ -2,9 +2,9 @@
 //! context.
 
 use super::contexts;
-use super::slots::{ANNOUNCE, Slot};
-use crate::hook::driver::{self, Driver};
 use crate::process::process;
+use crate::real::driver::{self, Driver};
+use crate::state::activity::slots::{ANNOUNCE, Slot};
 use crate::sys;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;

@@ -8,8 +8,8 @@
 
 use super::gate;
 use super::prober::{Watch, relax, round};
-use crate::hook::driver;
 use crate::process::{self, Hand, Process};
+use crate::real::driver;
 use crate::sys;
 use crate::threads::{BlockSignals, spawn};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};

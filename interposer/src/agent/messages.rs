@@ -1,8 +1,8 @@
 //! What the agent is told, as messages of the protocol.
 
-use crate::activity::slots;
-use crate::hook::row::Row;
-use crate::rm::objects::{Edge, Up};
+use crate::real::row::Row;
+use crate::state::activity::slots;
+use crate::state::objects::{Edge, Up};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use tidegate_abi::class::Engine;
 use tidegate_abi::page::ACTIVITY_BUSY;

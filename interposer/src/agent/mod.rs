@@ -1,4 +1,4 @@
-//! What the library says to its agent, and to tests.
+//! What the library says to its agent.
 //!
 //! * [`report`]: the reporter, the one thread that speaks with the agent.
 //! * [`watch`]: whether the agent lives, and what an offline process does if not; [`news`]: what the agent was told.
@@ -6,12 +6,10 @@
 //! * [`pages`]: where pages of agents are mapped; [`edges`]: how edges are said without one.
 //! * [`messages`]: what waits for the agent, as messages of the protocol; [`upstream`]: their stream.
 //! * [`signals`]: how the reporter is woken.
-//! * [`introspect`]: what tests ask the library about itself.
 
 mod connect;
 mod edges;
 pub mod greet;
-pub mod introspect;
 mod messages;
 mod news;
 mod pages;

@@ -3,12 +3,12 @@
 use super::messages::{event, hook_rows, record};
 use super::upstream::Upstream;
 use crate::clock;
-use crate::hook::driver;
-use crate::hook::loader::DEEPBIND_LOADS;
-use crate::hook::proc_address::unhooked;
-use crate::hook::row::Row;
 use crate::process::Process;
-use crate::rm::objects::Up;
+use crate::real::driver;
+use crate::real::loader::DEEPBIND_LOADS;
+use crate::real::row::Row;
+use crate::state::objects::Up;
+use crate::state::unhooked::unhooked;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::CUuuid;

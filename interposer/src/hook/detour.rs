@@ -1,6 +1,6 @@
 //! What the table is made into: the exported detour of each row, by class.
 //!
-//! The detour of a launch has two bodies. The hot one ([`crate::activity::slots::enter`]) is all there is
+//! The detour of a launch has two bodies. The hot one ([`crate::state::activity::slots::enter`]) is all there is
 //! while the device is busy; every doubt is a tail call, with the same arguments, to the slow one
 //! ([`crate::activity::launch`]).
 //!
@@ -23,15 +23,15 @@ macro_rules! hooks {
         /// The place of a symbol in [`ROWS`].
         const fn place(symbol: &str) -> usize {
             let mut at = 0;
-            while !$crate::hook::row::same(SYMBOLS[at].as_bytes(), symbol.as_bytes()) {
+            while !$crate::real::row::same(SYMBOLS[at].as_bytes(), symbol.as_bytes()) {
                 at += 1;
             }
             at
         }
 
         /// Every row.
-        pub static ROWS: [$crate::hook::row::Row; SYMBOLS.len()] = [ $(
-            $crate::hook::row::Row::new(
+        pub static ROWS: [$crate::real::row::Row; SYMBOLS.len()] = [ $(
+            $crate::real::row::Row::new(
                 $crate::symbol!($name),
                 $since,
                 $crate::class_of!($class),
@@ -39,7 +39,7 @@ macro_rules! hooks {
                 $name as *const () as *mut core::ffi::c_void,
                 stub::$name as *const () as *mut core::ffi::c_void,
             ),
-            $( $crate::hook::row::Row::new(
+            $( $crate::real::row::Row::new(
                 $crate::symbol!($name $twin),
                 if $since > $crate::hook::detour::TWINS_SINCE { $since } else { $crate::hook::detour::TWINS_SINCE },
                 $crate::class_of!($class),
@@ -113,9 +113,9 @@ macro_rules! export {
         #[cold]
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn slow_launch_kernel($($arg: $ty),*) -> CUresult {
-            static ROW: &$crate::hook::row::Row = &ROWS[place($crate::symbol!($name))];
+            static ROW: &$crate::real::row::Row = &ROWS[place($crate::symbol!($name))];
             let touch = $crate::activity::launch::Touch {
-                stream: $crate::activity::slots::named::<false>($stream as usize),
+                stream: $crate::state::activity::slots::named::<false>($stream as usize),
                 graph: 0,
                 waits_on_host: false,
             };
@@ -183,17 +183,17 @@ macro_rules! export {
             "2:",
             "jmp {slow}",
             ".cfi_endproc",
-            last_stream = const core::mem::offset_of!($crate::activity::slots::Slot, last_stream),
-            words_at = const core::mem::offset_of!($crate::activity::slots::Slot, words_at),
-            entered = const core::mem::offset_of!($crate::activity::slots::Slot, counts.entered),
-            returned = const core::mem::offset_of!($crate::activity::slots::Slot, counts.returned),
-            calls = const core::mem::offset_of!($crate::activity::slots::Slot, calls) + 8 * place($crate::symbol!($name)),
+            last_stream = const core::mem::offset_of!($crate::state::activity::slots::Slot, last_stream),
+            words_at = const core::mem::offset_of!($crate::state::activity::slots::Slot, words_at),
+            entered = const core::mem::offset_of!($crate::state::activity::slots::Slot, counts.entered),
+            returned = const core::mem::offset_of!($crate::state::activity::slots::Slot, counts.returned),
+            calls = const core::mem::offset_of!($crate::state::activity::slots::Slot, calls) + 8 * place($crate::symbol!($name)),
             activity = const core::mem::offset_of!(tidegate_abi::page::DeviceWords, activity),
-            gate = const $crate::activity::slots::GATE_FROM_DEVICE,
-            real = const core::mem::size_of::<$crate::hook::row::Row>() * place($crate::symbol!($name))
-                + core::mem::offset_of!($crate::hook::row::Row, real),
-            announce = sym $crate::activity::slots::ANNOUNCE,
-            page = sym $crate::activity::slots::PAGE,
+            gate = const $crate::state::activity::slots::GATE_FROM_DEVICE,
+            real = const core::mem::size_of::<$crate::real::row::Row>() * place($crate::symbol!($name))
+                + core::mem::offset_of!($crate::real::row::Row, real),
+            announce = sym $crate::state::activity::slots::ANNOUNCE,
+            page = sym $crate::state::activity::slots::PAGE,
             rows = sym ROWS,
             slow = sym slow_launch_kernel,
         )
@@ -221,9 +221,9 @@ macro_rules! export {
             type Real = unsafe extern "C" fn($($ty),*) -> CUresult;
             #[allow(dead_code)]
             const ID: usize = place($symbol);
-            static ROW: &$crate::hook::row::Row = &ROWS[place($symbol)];
+            static ROW: &$crate::real::row::Row = &ROWS[place($symbol)];
             #[allow(dead_code)]
-            const THREAD: bool = $crate::hook::row::thread($symbol.as_bytes().split_at($symbol.len() - 1).0);
+            const THREAD: bool = $crate::real::row::thread($symbol.as_bytes().split_at($symbol.len() - 1).0);
             #[inline(always)]
             fn real() -> Real {
                 let real = ROW.real.load(core::sync::atomic::Ordering::Relaxed);
@@ -239,40 +239,40 @@ macro_rules! export {
 #[macro_export]
 macro_rules! class_of {
     (Launch) => {
-        $crate::hook::row::Class::Launch
+        $crate::real::row::Class::Launch
     };
     (LaunchKernel) => {
-        $crate::hook::row::Class::Launch
+        $crate::real::row::Class::Launch
     };
     (LaunchGraph) => {
-        $crate::hook::row::Class::Launch
+        $crate::real::row::Class::Launch
     };
     (LaunchMany) => {
-        $crate::hook::row::Class::Launch
+        $crate::real::row::Class::Launch
     };
     (ToHost) => {
-        $crate::hook::row::Class::Launch
+        $crate::real::row::Class::Launch
     };
     (Sync) => {
-        $crate::hook::row::Class::Sync
+        $crate::real::row::Class::Sync
     };
     (Current) => {
-        $crate::hook::row::Class::Life
+        $crate::real::row::Class::Life
     };
     (Around) => {
-        $crate::hook::row::Class::Life
+        $crate::real::row::Class::Life
     };
     (Capture) => {
-        $crate::hook::row::Class::Capture
+        $crate::real::row::Class::Capture
     };
     (Memory) => {
-        $crate::hook::row::Class::Memory
+        $crate::real::row::Class::Memory
     };
     (Hold) => {
-        $crate::hook::row::Class::Hold
+        $crate::real::row::Class::Hold
     };
     (Resolve) => {
-        $crate::hook::row::Class::Resolve
+        $crate::real::row::Class::Resolve
     };
 }
 
@@ -284,12 +284,12 @@ macro_rules! detour {
         $crate::detour!(@hot $stream, |_slot| {}, 0, false; ($($arg: $ty),*))
     };
     (Launch [$stream:expr, host] ($($arg:ident: $ty:ty),*)) => {{
-        let touch = $crate::activity::launch::Touch { stream: $crate::activity::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
+        let touch = $crate::activity::launch::Touch { stream: $crate::state::activity::slots::named::<THREAD>($stream as usize), graph: 0, waits_on_host: true };
         // SAFETY: the application's own arguments, unchanged.
         $crate::activity::launch::slow(ROW, start, touch, || unsafe { real()($($arg),*) })
     }};
     (LaunchGraph [$stream:expr, $exec:expr] ($($arg:ident: $ty:ty),*)) => {
-        $crate::detour!(@hot $stream, |slot: &$crate::activity::slots::Slot| {
+        $crate::detour!(@hot $stream, |slot: &$crate::state::activity::slots::Slot| {
             slot.graph.store($exec as usize as u64, core::sync::atomic::Ordering::Relaxed);
         }, $exec as usize as u64, false; ($($arg: $ty),*))
     };
@@ -299,14 +299,14 @@ macro_rules! detour {
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn slow($($arg: $ty),*) -> CUresult {
             let touch = $crate::activity::launch::Touch {
-                stream: $crate::activity::slots::named::<THREAD>($stream as usize),
+                stream: $crate::state::activity::slots::named::<THREAD>($stream as usize),
                 graph: $graph,
                 waits_on_host: $host,
             };
             // SAFETY: the application's own arguments, unchanged.
             $crate::activity::launch::slow(ROW, start, touch, || unsafe { real()($($arg),*) })
         }
-        match $crate::activity::slots::enter($crate::activity::slots::named::<THREAD>($stream as usize), ID) {
+        match $crate::state::activity::slots::enter($crate::state::activity::slots::named::<THREAD>($stream as usize), ID) {
             Some(slot) => {
                 #[allow(clippy::redundant_closure_call)]
                 ($note)(slot);
@@ -327,7 +327,7 @@ macro_rules! detour {
     // A copy to the host, which has happened when it returns.
     (ToHost [$bytes:expr] ($($arg:ident: $ty:ty),*)) => {
         // SAFETY: the application's own arguments, unchanged.
-        $crate::activity::launch::to_host(ROW, start, $crate::activity::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
+        $crate::activity::launch::to_host(ROW, start, $crate::state::activity::slots::named::<THREAD>(0), $bytes, || unsafe { real()($($arg),*) })
     };
     (Sync [$proof:expr] ($($arg:ident: $ty:ty),*)) => {{
         // SAFETY: the application's own arguments, unchanged.
@@ -353,7 +353,7 @@ macro_rules! detour {
     // The same, for a call that may hold the driver's locks.
     (Around [$path:path, ($($given:expr),*), held] ($($arg:ident: $ty:ty),*)) => {{
         ROW.count();
-        $crate::memory::hold::around(ROW, || {
+        $crate::activity::hold::around(ROW, || {
             // SAFETY: the application's own arguments, unchanged.
             $path($($given,)* || unsafe { real()($($arg),*) })
         })
@@ -364,12 +364,12 @@ macro_rules! detour {
     (Hold [] ($($arg:ident: $ty:ty),*)) => {{
         ROW.count();
         // SAFETY: the application's own arguments, unchanged.
-        $crate::memory::hold::around(ROW, || unsafe { real()($($arg),*) })
+        $crate::activity::hold::around(ROW, || unsafe { real()($($arg),*) })
     }};
     (Capture [$path:path, $stream:expr] ($($arg:ident: $ty:ty),*)) => {{
         ROW.count();
         // SAFETY: the application's own arguments, unchanged.
-        $path($crate::activity::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
+        $path($crate::state::activity::slots::named::<THREAD>($stream as usize), || unsafe { real()($($arg),*) })
     }};
     (Resolve [$path:path] ($($arg:ident: $ty:ty),*)) => {{
         ROW.count();

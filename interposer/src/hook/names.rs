@@ -16,13 +16,14 @@
 //! behind itself by `dlvsym`, for its own name would lead it back to itself. It is given ours, so that what it does not
 //! answer itself comes here.
 
-use super::loader::{
+use super::proc_address;
+use super::table::ROWS;
+use crate::elf;
+use crate::real::driver;
+use crate::real::loader::{
     DEEPBIND_LOADS, DLMOPEN, DLOPEN, DLSYM, REAL_DLMOPEN, REAL_DLOPEN, REAL_DLSYM, behind,
     bootstrap, is_from_next, real_dlsym, real_dlvsym,
 };
-use super::proc_address;
-use super::table::ROWS;
-use super::{driver, elf};
 use crate::{env, log, process, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};

@@ -8,10 +8,11 @@
 use super::proc_address;
 use crate::activity::launch::stream_of;
 use crate::activity::sync::Proof;
-use crate::activity::{capture, contexts, launch, slots};
+use crate::activity::{capture, contexts, launch};
 use crate::memory::arrays::{self, Array, Array3D};
 use crate::memory::{answers, grant};
 use crate::process::Process;
+use crate::state::activity::slots;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{

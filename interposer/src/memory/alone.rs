@@ -2,11 +2,11 @@
 //!
 //! The agent decides who of a GPU's processes gets memory. Where there is no agent, or where its rules do not make
 //! this process online, nobody decides, and the engine would wait for ever. An agent that is stopped is waited for no
-//! longer than [`super::heard::PATIENCE_NS`]. What is mapped so is described to the agent (`KvRegistered.backed`).
+//! longer than [`crate::state::memory::heard::PATIENCE_NS`]. What is mapped so is described to the agent (`KvRegistered.backed`).
 
-use super::order::{Order, What};
 use super::service::serve;
 use crate::process::Process;
+use crate::state::memory::order::{Order, What};
 use crate::{clock, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use tidegate_core::gate::Role;

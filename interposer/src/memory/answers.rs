@@ -6,18 +6,18 @@
 //! (inter-process handles, registrations) makes it untouchable, with one event. All other
 //! allocations are the driver's own, and counted.
 
-use super::backed::{HANDLE_BYTES, Range, vmm};
-use super::gone::forget_caches;
 use super::grant::{self, Wants};
-use super::hold;
-use super::kv::SHARED;
-use super::outbox::say;
 use super::scope::scope;
 use super::service::serve;
 use crate::activity::contexts;
-use crate::hook::driver;
-use crate::hook::row::Row;
+use crate::activity::gone::forget_caches;
+use crate::activity::hold;
+use crate::outbox::say;
 use crate::process::{Process, Start, guarded, known, process};
+use crate::real::driver;
+use crate::real::row::Row;
+use crate::state::memory::backed::{HANDLE_BYTES, Range, vmm};
+use crate::state::memory::kv::SHARED;
 use crate::{env, sys};
 use core::ffi::{c_int, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult};

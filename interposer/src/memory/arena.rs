@@ -1,18 +1,18 @@
 //! A trainer's arena over a registered cache: tensors of any size at addresses in a row (`tidegate_core::arena`).
 //!
-//! What a tensor needs of blocks is mapped a second time, and [`super::backed`] takes and gives back a block at all of
+//! What a tensor needs of blocks is mapped a second time, and [`crate::state::memory::backed`] takes and gives back a block at all of
 //! its addresses at once. A tensor of one block and less is bookkeeping: no call of the driver, and no lock that
 //! is held over one.
 
 use super::answered::answered;
-use super::backed::vmm;
-use super::hold;
-use super::kv::Kv;
-use super::placed::Placed;
-use super::state::State;
-use super::vmm::{Refused, Vmm};
-use crate::hook::row::{Class, Row};
+use crate::activity::hold;
 use crate::process::Process;
+use crate::real::row::{Class, Row};
+use crate::state::memory::backed::vmm;
+use crate::state::memory::kv::Kv;
+use crate::state::memory::placed::Placed;
+use crate::state::memory::state::State;
+use crate::state::memory::vmm::{Refused, Vmm};
 use crate::sys;
 use core::ffi::c_int;
 use tidegate_core::arena::{Address, Arena, BLOCK_BYTES, Call, NoRoom, Shape};

@@ -2,7 +2,7 @@
 
 use super::answers::counted;
 use super::grant::{self, Wants};
-use crate::hook::row::Row;
+use crate::real::row::Row;
 use core::ffi::{c_int, c_uint, c_void};
 use tidegate_abi::cuda::CUresult;
 

@@ -3,12 +3,13 @@
 //! An offline process that has a share gets no more by it; where the driver has no memory, the agent is asked, and the
 //! thread waits. An online allocation is asked for again while the driver refuses what was granted.
 
-use super::created::Created;
-use super::{hold, talk};
+use super::talk;
 use crate::activity::contexts;
-use crate::hook::driver;
-use crate::hook::row::Row;
+use crate::activity::hold;
 use crate::process::{guarded, known};
+use crate::real::driver;
+use crate::real::row::Row;
+use crate::state::memory::created::Created;
 use crate::{clock, sys};
 use tidegate_abi::cuda::CUresult;
 use tidegate_abi::page::DEVICES;

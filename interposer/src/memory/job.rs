@@ -15,9 +15,9 @@
 //! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
 //! user's other jobs left behind.
 
-use super::file::{fill, lock, stat};
-use super::keeper::{Ask, Readers};
 use super::tables::{FIRST_BYTE, Tables};
+use crate::state::memory::file::{fill, lock, stat};
+use crate::state::memory::keeper::{Ask, Readers};
 use crate::{ending, log, sys, threads};
 use core::ffi::CStr;
 use std::ffi::{CString, OsStr};

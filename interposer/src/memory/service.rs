@@ -5,16 +5,16 @@
 //! hold the driver's locks, and it waits for that no longer than the order's deadline. What it began
 //! it ends. The reporter answers for it where it is late ([`super::talk`]).
 
-use super::backed::vmm;
-use super::hold;
-use super::kv::Outcome;
-use super::order::{Order, What};
-use super::outbox::say;
-use super::state::{can_lose, is_read};
 use super::usage::write_usage;
-use super::vmm::Vmm;
 use crate::activity::gate;
+use crate::activity::hold;
+use crate::outbox::say;
 use crate::process::Process;
+use crate::state::memory::backed::vmm;
+use crate::state::memory::kv::Outcome;
+use crate::state::memory::order::{Order, What};
+use crate::state::memory::state::{can_lose, is_read};
+use crate::state::memory::vmm::Vmm;
 use crate::threads::{BlockSignals, spawn};
 use crate::{clock, log, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};

@@ -6,8 +6,8 @@
 //! A thread without a descriptor table of its own has none here: the application could close the file, and its process
 //! would be taken for gone.
 
-use super::file::{fill, lock, size};
 use crate::log;
+use crate::state::memory::file::{fill, lock, size};
 use core::sync::atomic::AtomicU8;
 use tidegate_core::joblog::{BLOCKS, Member, Refused, Shared};
 

@@ -3,14 +3,14 @@
 //! It never waits for the state of memory, which the service thread may hold while the driver makes
 //! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
 
-use super::keeper::Ask;
 use super::lease::Told;
-use super::order::{Open, Order, What};
-use super::outbox::say;
 use super::service::{Done, answer, serve};
-use super::state::Memory;
 use super::work::Work;
+use crate::outbox::say;
 use crate::process::Process;
+use crate::state::memory::keeper::Ask;
+use crate::state::memory::order::{Open, Order, What};
+use crate::state::memory::state::Memory;
 use crate::{clock, log, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};

@@ -4,11 +4,12 @@
 //! blocks of it may be used. The engine uses an allocation that no cache claims like any other memory, so that one is
 //! backed wholly before the engine goes on.
 
-use super::backed::{Range, vmm};
-use super::vmm::Vmm;
-use super::{hold, talk};
-use crate::hook::row::{Class, Row};
+use super::talk;
+use crate::activity::hold;
 use crate::process::Process;
+use crate::real::row::{Class, Row};
+use crate::state::memory::backed::{Range, vmm};
+use crate::state::memory::vmm::Vmm;
 use crate::sys;
 use core::ffi::c_int;
 use tidegate_core::gate::Role;

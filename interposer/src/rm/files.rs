@@ -2,7 +2,7 @@
 //!
 //! RM accepts a call for a client only on the open file that the client was made on, and a process may
 //! open the control device many times: NVML and the driver's library each do. Which descriptor belongs
-//! to which client is seen at its ioctls ([`super::objects::Rm::files`]); that a descriptor was closed, or
+//! to which client is seen at its ioctls ([`crate::state::objects::Rm::files`]); that a descriptor was closed, or
 //! its number given to another file, is not seen. So a descriptor is looked at when it is taken, and
 //! RM's answer decides.
 //!

@@ -1,6 +1,6 @@
 //! The `ioctl` behind the one that this library exports.
 
-use crate::hook::loader;
+use crate::real::loader;
 use crate::sys;
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};

@@ -1,7 +1,7 @@
 //! What the agent is told of a change to the objects.
 
-use super::objects::{Rm, Up};
 use crate::process::Process;
+use crate::state::objects::{Rm, Up};
 use core::sync::atomic::Ordering::Acquire;
 use tidegate_core::rm::Record;
 

@@ -1,6 +1,6 @@
 //! Which version the loaded driver has, for the agent.
 //!
-//! NVML asks the driver, which [`super::ioctl`] sees; the driver's own library may never ask. Then the observer does at
+//! NVML asks the driver, which [`crate::hook::ioctl`] sees; the driver's own library may never ask. Then the observer does at
 //! the first call whose meaning depends on it, on the file of that call, and the reporter on a control file
 //! of its own that it closes again. Or it reads what the kernel's side writes down.
 

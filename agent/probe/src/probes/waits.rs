@@ -3,7 +3,7 @@
 //! One thread makes a call of the table in [`crate::calls`]; if it does not return, a second thread
 //! tries what a reclaim is made of, and a third what any other thread of a program does. What the first
 //! holds, the second waits for. The library marks calls that may hold the driver's locks
-//! (`interposer/src/memory/hold.rs`), so that a reclaim is not tried beside them: a call that holds and
+//! (`interposer/src/activity/hold.rs`), so that a reclaim is not tried beside them: a call that holds and
 //! is not marked would make a reclaim hang, a marked one that holds nothing costs patience only.
 
 use crate::bench::{Bench, Ending, STEP_NS, fail, pass, skip};

@@ -29,7 +29,7 @@ use crate::memory::{Pool, stripe_of, withhold};
 use crate::record::Reclaim;
 use tidegate_text::rng::Rng;
 
-/// Handles that the library changes at once (`AT_ONCE` of `interposer/src/memory/kv.rs`).
+/// Handles that the library changes at once (`AT_ONCE` of `interposer/src/state/memory/kv.rs`).
 const AT_ONCE: u64 = 64;
 /// A round of the library's reporter (`EVERY_NS` of `interposer/src/memory/talk.rs`).
 pub(super) const EVERY: u64 = 25_000_000;

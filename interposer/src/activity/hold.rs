@@ -11,9 +11,10 @@
 //! How the two keep out of each other's way, also when the agent that ordered the reclaim dies, is in
 //! [`tidegate_core::hold`].
 
-use crate::activity::{gate, slots};
-use crate::hook::row::Row;
+use crate::activity::gate;
 use crate::process::{self, Process};
+use crate::real::row::Row;
+use crate::state::activity::slots;
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use core::sync::atomic::fence;

@@ -27,7 +27,7 @@ struct Made {
 
 /// Where the iterations of this process are said.
 #[derive(Debug, Default)]
-pub(super) struct Beats {
+pub(crate) struct Beats {
     /// The session whose agent asks for them, plus one; 0: none does.
     wanted: AtomicU64,
     page: Mutex<(u64, Option<Made>)>,
@@ -35,23 +35,23 @@ pub(super) struct Beats {
 
 impl Beats {
     /// The agent of this session asks for them.
-    pub(super) fn want(&self, session: u64) {
+    pub(crate) fn want(&self, session: u64) {
         self.wanted.store(session + 1, Release);
     }
 
     /// Its session is over.
-    pub(super) fn unwanted(&self) {
+    pub(crate) fn unwanted(&self) {
         self.wanted.store(0, Release);
     }
 
     /// See `wanted`.
-    pub(super) fn wanted(&self) -> u64 {
+    pub(crate) fn wanted(&self) -> u64 {
         self.wanted.load(Acquire)
     }
 
     /// Writes an iteration of devices, one bit each, for the agent that asks; whether it is the first since that asked, whose
     /// number for this process is `session`. None: there is no page.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         wanted: u64,
         session: u64,
@@ -77,7 +77,7 @@ impl Beats {
     }
 
     /// The page's descriptor, once it was made or looked at for the agent that asks.
-    pub(super) fn offered(&self) -> Option<c_int> {
+    pub(crate) fn offered(&self) -> Option<c_int> {
         let wanted = self.wanted();
         if wanted == 0 {
             return None;

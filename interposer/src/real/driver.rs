@@ -4,7 +4,8 @@
 //! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
 //! The library never loads a driver by itself.
 
-use super::{elf, loader};
+use super::loader;
+use crate::elf;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUresult, CUstream, CUuuid};
@@ -82,10 +83,10 @@ macro_rules! functions {
         #[derive(Clone, Copy, Debug)]
         pub struct $group { $($(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> CUresult),* }
 
-        impl $crate::hook::driver::Functions for $group {
+        impl $crate::real::driver::Functions for $group {
             fn load() -> Option<Self> {
                 Some(Self { $($field: {
-                    let found = [$($name),+].into_iter().map($crate::hook::driver::symbol).find(|found| !found.is_null())?;
+                    let found = [$($name),+].into_iter().map($crate::real::driver::symbol).find(|found| !found.is_null())?;
                     // SAFETY: the driver's function of this name has this signature in every version
                     // that has the name.
                     unsafe { core::mem::transmute::<*mut core::ffi::c_void, unsafe extern "C" fn($($arg),*) -> CUresult>(found) }

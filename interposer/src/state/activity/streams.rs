@@ -1,7 +1,7 @@
 //! Which device a stream is on, for launches: readable without a lock.
 //!
 //! An entry holds a stream's handle and its device in one word, so that no reader sees half a change.
-//! Written under the lock of [`crate::activity::registry::Contexts`]. A stream lives in one of the few entries
+//! Written under the lock of [`crate::state::activity::registry::Contexts`]. A stream lives in one of the few entries
 //! that its handle names, all of which a reader looks at; one that finds none free is not in the
 //! table, and its launches ask the driver for the thread's context instead.
 

@@ -1,10 +1,10 @@
 //! The end of allocations, and of the caches that were on them.
 
-use super::backed::vmm;
-use super::kv::Kv;
-use super::outbox::say;
-use super::state::State;
+use crate::outbox::say;
 use crate::process::Process;
+use crate::state::memory::backed::vmm;
+use crate::state::memory::kv::Kv;
+use crate::state::memory::state::State;
 use crate::sys;
 use tidegate_proto::v1::{self, client_event::Event};
 

@@ -1,6 +1,6 @@
 //! The driver's virtual memory management, and the few other calls that memory takes.
 
-use crate::hook::driver::functions;
+use crate::real::driver::functions;
 use core::ffi::{c_int, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
 use tidegate_abi::vmm::{Access, Properties};

@@ -8,13 +8,13 @@
 //!
 //! A channel that no hooked call led to starts the library's threads: what no hook sees can be stopped all the same.
 
-use super::next::next;
-use super::objects::{GRANTS, Up};
-use super::outbox::say;
-use super::request::{File, Request, bytes, decode, depends_on_layout, file_of};
-use super::{trace, version};
 use crate::hook::table;
 use crate::process::{self, Process, process};
+use crate::rm::next::next;
+use crate::rm::outbox::say;
+use crate::rm::request::{File, Request, bytes, decode, depends_on_layout, file_of};
+use crate::rm::{trace, version};
+use crate::state::objects::{GRANTS, Up};
 use crate::{clock, sys};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};

@@ -5,7 +5,7 @@
 //! looks up goes on to the neighbour, which it would reach without this library. A neighbour before this library is given this
 //! library's functions where it asks for what is behind itself.
 
-use super::elf::{self, Span};
+use crate::elf::{self, Span};
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{

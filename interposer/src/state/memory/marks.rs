@@ -1,6 +1,6 @@
 //! Which threads are inside calls that may hold the driver's locks.
 
-use crate::hook::row::Row;
+use crate::real::row::Row;
 use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU64, fence};

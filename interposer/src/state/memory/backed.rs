@@ -5,7 +5,7 @@
 //! that is mapped wherever something is missing, so that no access ever faults.
 
 use super::vmm::{Refused, Vmm};
-use crate::hook::driver;
+use crate::real::driver;
 use core::sync::atomic::AtomicPtr;
 use std::collections::{BTreeMap, BTreeSet};
 use tidegate_abi::vmm::{

@@ -26,7 +26,7 @@ use tidegate_core::joblog::{Member, Reader, Refused, Shared};
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// An elastic cache's device, and its blocks.
-pub(super) type Growing = (usize, Arc<Mutex<Elastic>>);
+pub(crate) type Growing = (usize, Arc<Mutex<Elastic>>);
 
 /// What stands: allocations and caches.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ pub struct State {
     /// Caches registered on them.
     pub kvs: Kvs,
     /// Numbers given to caches.
-    pub(super) kvs_made: u32,
+    pub(crate) kvs_made: u32,
     /// The driver's own allocations that are counted: device and bytes.
     pub plain: BTreeMap<u64, (usize, u64)>,
     /// What the application made by handle.
@@ -45,7 +45,7 @@ pub struct State {
 
 /// How far the reader is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Polled {
+pub(crate) enum Polled {
     /// There is none.
     #[default]
     Never,
@@ -58,29 +58,29 @@ pub(super) enum Polled {
 /// The job this process said it belongs to.
 #[derive(Debug, Default)]
 pub struct Membership {
-    pub(super) name: String,
-    pub(super) rank: u32,
-    pub(super) world: u32,
-    pub(super) reader: Reader,
-    pub(super) polled: Polled,
+    pub(crate) name: String,
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
+    pub(crate) reader: Reader,
+    pub(crate) polled: Polled,
     /// Whether losses are read here, once that was asked. Who is refused once stays refused.
-    pub(super) reads: Option<bool>,
+    pub(crate) reads: Option<bool>,
     /// Who is asked to read losses, once a job is joined.
-    pub(super) joined: Option<Readers>,
+    pub(crate) joined: Option<Readers>,
 }
 
 /// One request's blocks, as published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
-    pub(super) tokens: u32,
-    pub(super) blocks: Vec<u32>,
+pub(crate) struct Held {
+    pub(crate) tokens: u32,
+    pub(crate) blocks: Vec<u32>,
 }
 
 /// Requests, and which of them the agent has not been told of.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
-    pub(super) all: BTreeMap<u64, Held>,
-    pub(super) changed: BTreeMap<u64, ()>,
+pub(crate) struct Requests {
+    pub(crate) all: BTreeMap<u64, Held>,
+    pub(crate) changed: BTreeMap<u64, ()>,
 }
 
 /// Memory of one process.
@@ -91,55 +91,55 @@ pub struct Memory {
     /// Threads inside calls that may hold the driver's locks.
     pub marks: Marks,
     /// To the agent, in order.
-    pub(super) outbox: Mutex<Vec<Event>>,
-    pub(super) orders: Mutex<VecDeque<Order>>,
+    pub(crate) outbox: Mutex<Vec<Event>>,
+    pub(crate) orders: Mutex<VecDeque<Order>>,
     /// Futex: raised with every order.
-    pub(super) ordered: AtomicU32,
+    pub(crate) ordered: AtomicU32,
     /// Orders of sessions before this one are void.
-    pub(super) session: AtomicU64,
-    pub(super) cancelled: Mutex<Vec<u64>>,
+    pub(crate) session: AtomicU64,
+    pub(crate) cancelled: Mutex<Vec<u64>>,
     /// Orders that have not been answered.
-    pub(super) open: Mutex<Vec<Open>>,
-    pub(super) service: AtomicBool,
+    pub(crate) open: Mutex<Vec<Open>>,
+    pub(crate) service: AtomicBool,
     /// What the service thread does to mappings.
-    pub(super) changing: Changing<AtomicU64>,
+    pub(crate) changing: Changing<AtomicU64>,
     /// What the application is shown as all there is; 0: what the driver says.
-    pub(super) share: [AtomicU64; DEVICES],
+    pub(crate) share: [AtomicU64; DEVICES],
     /// What of it others give up as soon as it is allocated.
-    pub(super) yields: [AtomicU64; DEVICES],
-    pub(super) usage_changed: AtomicBool,
+    pub(crate) yields: [AtomicU64; DEVICES],
+    pub(crate) usage_changed: AtomicBool,
     /// Elastic caches and their devices.
-    pub(super) elastic: Mutex<BTreeMap<u32, Growing>>,
+    pub(crate) elastic: Mutex<BTreeMap<u32, Growing>>,
     /// What an engine that waits for memory has heard of its agent.
-    pub(super) heard: Mutex<Heard>,
+    pub(crate) heard: Mutex<Heard>,
     /// `tg_usage` has said that the mapped memory runs out.
-    pub(super) pressed: AtomicBool,
+    pub(crate) pressed: AtomicBool,
     /// What `tg_requests_in_flight` said last, plus one; written into every new page.
     pub in_flight: AtomicU64,
     /// What `tg_unit` said last, as the page has it; written into every new page, as the next one.
-    pub(super) unit: AtomicU64,
+    pub(crate) unit: AtomicU64,
     /// What one such unit takes, ns.
-    pub(super) unit_ns: AtomicU64,
+    pub(crate) unit_ns: AtomicU64,
     /// Of each device the lease under which a unit runs, plus one (0: none), and the session that it is of.
-    pub(super) under: [(AtomicU64, AtomicU64); DEVICES],
+    pub(crate) under: [(AtomicU64, AtomicU64); DEVICES],
     /// Where iterations are said.
-    pub(super) beats: Beats,
+    pub(crate) beats: Beats,
     /// See [`Arenas`].
-    pub(super) arenas: Mutex<Arenas>,
+    pub(crate) arenas: Mutex<Arenas>,
     /// Useful units of work, as `tg_progress` says.
-    pub(super) units: AtomicU64,
+    pub(crate) units: AtomicU64,
     /// What `tg_trainer` said last, and how often it has.
-    pub(super) training: Mutex<(u64, Option<v1::Training>)>,
+    pub(crate) training: Mutex<(u64, Option<v1::Training>)>,
     /// So many of them are on their way to the agent.
-    pub(super) training_sent: AtomicU64,
-    pub(super) membership: Mutex<Membership>,
-    pub(super) log: AtomicPtr<Member<'static>>,
-    pub(super) requests: Mutex<Requests>,
-    pub(super) tickets: AtomicU64,
+    pub(crate) training_sent: AtomicU64,
+    pub(crate) membership: Mutex<Membership>,
+    pub(crate) log: AtomicPtr<Member<'static>>,
+    pub(crate) requests: Mutex<Requests>,
+    pub(crate) tickets: AtomicU64,
     /// Demands that a thread waits for, by ticket, with their answers.
-    pub(super) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
+    pub(crate) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
     /// Futex: raised with every answer to a demand.
-    pub(super) answers: AtomicU32,
+    pub(crate) answers: AtomicU32,
 }
 
 impl Default for Memory {
@@ -182,29 +182,29 @@ impl Default for Memory {
 
 impl Memory {
     /// The job's log, and what this process counts in it, if it joined one.
-    pub(super) fn log(&self) -> Option<&'static Member<'static>> {
+    pub(crate) fn log(&self) -> Option<&'static Member<'static>> {
         // SAFETY: null or leaked.
         unsafe { self.log.load(Acquire).as_ref() }
     }
 
     /// Replaces it.
-    pub(super) fn set_log(&self, member: Member<'static>) {
+    pub(crate) fn set_log(&self, member: Member<'static>) {
         self.log.store(Box::leak(Box::new(member)), Release);
     }
 
     /// Entries of the job's log that the engine withholds.
-    pub(super) fn withheld(&self) -> u64 {
+    pub(crate) fn withheld(&self) -> u64 {
         self.log().map_or(0, |log| log.shared().withheld())
     }
 
     /// What the application may have of a device; `None`: what the driver says.
-    pub(super) fn share_of(&self, device: usize) -> Option<u64> {
+    pub(crate) fn share_of(&self, device: usize) -> Option<u64> {
         let share = self.share.get(device)?.load(Relaxed);
         (share != 0).then_some(share)
     }
 
     /// What of a device others give up as soon as it is allocated here.
-    pub(super) fn yields_of(&self, device: usize) -> u64 {
+    pub(crate) fn yields_of(&self, device: usize) -> u64 {
         self.yields
             .get(device)
             .map_or(0, |place| place.load(Relaxed))
@@ -222,7 +222,7 @@ impl Memory {
     }
 
     /// What a device's usage is now.
-    pub(super) fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.usage_changed.store(true, Release);
     }
 
@@ -234,14 +234,14 @@ impl Memory {
     }
 
     /// Nothing changes any more: calls that may hold the driver's locks go on.
-    pub(super) fn rests(&self) {
+    pub(crate) fn rests(&self) {
         self.changing.rests();
         let (word, _) = self.changing.sleeps_on();
         sys::futex_wake(sys::low_half(word));
     }
 
     /// Sleeps while mappings move, but asks again after so long.
-    pub(super) fn wait_while_moving(&self, limit_ns: u64) {
+    pub(crate) fn wait_while_moving(&self, limit_ns: u64) {
         let (word, low) = self.changing.sleeps_on();
         sys::futex_wait(sys::low_half(word), low, limit_ns);
     }
@@ -324,7 +324,7 @@ impl State {
 
 /// Before losses are read. One process at most does so for this rank: another engine in the same job would take its steps
 /// for this one's.
-pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int> {
+pub(crate) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int> {
     let known = sys::lock(membership);
     match known.reads {
         Some(true) => return Ok(()),
@@ -350,7 +350,7 @@ pub(super) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int>
 }
 
 /// Whether this process can count `blocks` of its own as lost, so that they end with it. Never waits for long.
-pub(super) fn can_lose(memory: &Memory, blocks: u32) -> bool {
+pub(crate) fn can_lose(memory: &Memory, blocks: u32) -> bool {
     const WAIT: Duration = Duration::from_millis(50);
     let Some(log) = memory.log() else {
         return false;
@@ -374,7 +374,7 @@ pub(super) fn can_lose(memory: &Memory, blocks: u32) -> bool {
 }
 
 /// Whether a process of the job hears what is lost. Never waits for long.
-pub(super) fn is_read(membership: &Mutex<Membership>) -> bool {
+pub(crate) fn is_read(membership: &Mutex<Membership>) -> bool {
     const WAIT: Duration = Duration::from_millis(10);
     let known = sys::lock(membership);
     let (reads, joined) = (known.reads, known.joined.clone());
@@ -388,7 +388,7 @@ pub(super) fn is_read(membership: &Mutex<Membership>) -> bool {
 
 impl Membership {
     /// Begins a reader before its first step: one that counts lower than the last is a scheduler more.
-    pub(super) fn read_from(&mut self, shared: &Shared, step: u64) -> Result<(), Refused> {
+    pub(crate) fn read_from(&mut self, shared: &Shared, step: u64) -> Result<(), Refused> {
         let goes_on = match self.polled {
             Polled::Begun => true,
             Polled::At(last) => step >= last && step > 0,

@@ -4,17 +4,17 @@
 //! step reads and writes memory; only attaching, registering and scopes call anything. Results are 0
 //! or a negative `errno`.
 
-use super::answered::answered;
-use super::backed::{HANDLE_BYTES, vmm};
-use super::kv::{BadKv, Kv};
-use super::outbox::say;
-use super::scope::SCOPE;
-use super::service::serve;
-use super::state::{Growing, Membership, Polled, State, begin_to_read};
-use super::usage::write_usage;
-use super::{alone, job, talk, whole};
 use crate::hook::table;
+use crate::memory::answered::answered;
+use crate::memory::scope::SCOPE;
+use crate::memory::service::serve;
+use crate::memory::usage::write_usage;
+use crate::memory::{alone, job, talk, whole};
+use crate::outbox::say;
 use crate::process::{Process, guarded, process, ring};
+use crate::state::memory::backed::{HANDLE_BYTES, vmm};
+use crate::state::memory::kv::{BadKv, Kv};
+use crate::state::memory::state::{Growing, Membership, Polled, State, begin_to_read};
 use crate::{clock, env, log, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};

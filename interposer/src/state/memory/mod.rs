@@ -1,0 +1,22 @@
+//! What the process knows of its memory.
+//!
+//! * [`state`]: all of it, and the order of its locks.
+//! * [`backed`], [`vmm`]: allocations with a handle behind each piece; [`created`]: what was made by handle.
+//! * [`kv`]: the caches an engine registered, by stripe; [`placed`]: tensors over the blocks of an allocation.
+//! * [`marks`]: threads inside calls that may hold the driver's locks.
+//! * [`order`]: what the agent orders; [`heard`]: when it was last heard.
+//! * [`keeper`], [`file`]: the memory that a job's processes share.
+//! * [`iterations`]: the page of an online engine's iterations.
+
+pub mod backed;
+pub mod created;
+pub mod file;
+pub mod heard;
+pub mod iterations;
+pub mod keeper;
+pub mod kv;
+pub mod marks;
+pub mod order;
+pub mod placed;
+pub mod state;
+pub mod vmm;
