@@ -1,11 +1,11 @@
 //! The shell allocates nothing in a turn once it has met its processes, jobs and GPUs: a decision never waits
 //! for the allocator, nor does an order.
 
+mod counting;
 mod rig;
 
+use counting::allocations;
 use rig::Rig;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use tidegate_node::kinds::Role;
 use tidegate_policy::config::{Config, Cooldown};
 use tidegate_policy::effect::Effect;
@@ -18,39 +18,6 @@ use tidegate_policy::lease::record::{Key, Kind};
 use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::node::Node;
 use tidegate_policy::time::Instant;
-
-struct Counting;
-
-thread_local! {
-    /// Calls of the allocator by this thread: the test runner's own thread allocates beside it.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(at, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const GPUS: usize = 4;
 const ONLINE: u64 = 3;
@@ -107,9 +74,9 @@ fn no_turn_allocates_once_its_processes_jobs_and_gpus_are_known() {
     }
     requests(&mut rig, 6);
     let calls = |rig: &Rig| rig.gpus.iter().map(|gpu| gpu.calls).sum::<u64>();
-    let (before, called) = (ALLOCATIONS.get(), calls(&rig));
+    let (before, called) = (allocations(), calls(&rig));
     requests(&mut rig, 60);
-    let allocated = ALLOCATIONS.get() - before;
+    let allocated = allocations() - before;
     let called = calls(&rig) - called;
     assert!(called > 500, "an empty run: {called} calls");
     assert_eq!(allocated, 0);
@@ -283,9 +250,9 @@ fn no_lease_allocates_once_its_trainer_and_iterations_are_known() {
         leases
     };
     run(2_000);
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     let leases = run(20_000);
-    let allocated = ALLOCATIONS.get() - before;
+    let allocated = allocations() - before;
     assert!(leases > 1_000, "an empty run: {leases} leases");
     assert_eq!(allocated, 0);
 }

@@ -1,38 +1,12 @@
 //! The C interface: nothing crosses it but codes, and nothing is allocated once a handle is made.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../../agent/node/tests/counting/mod.rs"]
+mod counting;
+
+use counting::allocations;
 use std::ptr::{null, null_mut};
 use tidegate_coserve::ride::{Ask, Rides, Step};
 use tidegate_coserve::*;
-
-struct Counting;
-
-thread_local! {
-    /// Calls of the allocator by this thread: the test runner's own thread allocates beside it.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn shares(percent: u32) -> Config {
     Config {
@@ -447,7 +421,7 @@ fn turns_and_shares_are_the_policys() {
 #[test]
 fn nothing_is_allocated_in_the_steady_state() {
     let mut world = World::new(&shares(5));
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     for step in 0..10_000_u32 {
         let seen = Seen {
             kind: 1 + step % 3,
@@ -460,7 +434,7 @@ fn nothing_is_allocated_in_the_steady_state() {
         unsafe { tg_coserve_see(world.at, &raw const seen, world.now) };
         world.step(step / 5 % 17, u32::from(step % 9 == 0));
     }
-    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(allocations(), before);
     assert!(world.rows > 0);
 }
 
