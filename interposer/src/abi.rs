@@ -64,7 +64,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             let name = unsafe { CStr::from_ptr(name) };
             name.to_string_lossy().into_owned()
         };
-        let mut membership = sys::lock(&process.memory.membership);
+        let mut membership = sys::lock(&process.memory.job.membership);
         if membership.joined.is_some() {
             return Err(libc::EALREADY);
         }
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
 pub extern "C" fn tg_role(wait_ms: u32) -> c_int {
     let asked = |process: &'static Process| {
         speak(process);
-        if !talk::is_raised_within(&process.ever_attached, u64::from(wait_ms) * 1_000_000) {
+        if !talk::is_raised_within(&process.link.ever, u64::from(wait_ms) * 1_000_000) {
             return Role::Unknown;
         }
         process.role()
@@ -211,7 +211,7 @@ fn register(
 ) -> Result<u32, BadKv> {
     let memory = &process.memory;
     let mut state = sys::lock(&memory.state);
-    let membership = sys::lock(&memory.membership);
+    let membership = sys::lock(&memory.job.membership);
     let State {
         backed,
         kvs,
@@ -243,7 +243,7 @@ fn register(
     say(process, Event::KvRegistered(membership.describe(&cache)));
     if let Some(elastic) = &cache.elastic {
         let known = (cache.device, Arc::clone(elastic));
-        sys::lock(&memory.elastic).insert(id, known);
+        sys::lock(&memory.growth.elastic).insert(id, known);
     }
     state.kvs.insert(id, cache);
     drop(state);
@@ -273,14 +273,14 @@ pub extern "C" fn tg_kv_unregister(kv: u32) -> c_int {
             // What it misses stays lost until the agent gives it back; nothing more is taken of it.
             "it is not registered any more".clone_into(&mut cache.refused);
             let mut state = sys::lock(&memory.state);
-            let membership = sys::lock(&memory.membership);
+            let membership = sys::lock(&memory.job.membership);
             cache.look(&state.backed, memory.log());
             say(process, Event::KvRegistered(membership.describe(&cache)));
             state.kvs.insert(kv, cache);
             return Err(errno);
         }
         cache.forget(memory.log());
-        sys::lock(&memory.elastic).remove(&kv);
+        sys::lock(&memory.growth.elastic).remove(&kv);
         sys::lock(&memory.arenas).forget(kv);
         say(process, Event::KvGone(v1::KvGone { kv }));
         whole
@@ -322,8 +322,8 @@ pub unsafe extern "C" fn tg_poll(
             return Err(libc::EINVAL);
         }
         let shared = log_of(process)?;
-        begin_to_read(&process.memory.membership)?;
-        let mut membership = sys::lock(&process.memory.membership);
+        begin_to_read(&process.memory.job.membership)?;
+        let mut membership = sys::lock(&process.memory.job.membership);
         let begun = membership.read_from(shared, step);
         let news = begun.and_then(|()| membership.reader.read(shared, step));
         let news = news.map_err(|refused| match refused {
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn tg_poll(
 /// Starts the library's threads in a process that schedules and never makes a context. Joining a job
 /// does not: the greeting carries the file that proves a process' channels, which it opens later.
 fn speak(process: &'static Process) {
-    if !process.started.load(Acquire) {
+    if !process.start.threads.load(Acquire) {
         table::start(process);
     }
 }
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn tg_publish_request(
             unsafe { core::slice::from_raw_parts(blocks, count) }
         };
         speak(process);
-        let mut requests = sys::lock(&process.memory.requests);
+        let mut requests = sys::lock(&process.memory.job.requests);
         let held = requests.all.entry(request).or_default();
         if held.tokens == tokens && held.blocks == blocks {
             return Ok(());
@@ -411,7 +411,7 @@ pub unsafe extern "C" fn tg_publish_request(
 #[unsafe(no_mangle)]
 pub extern "C" fn tg_forget_request(request: u64) -> c_int {
     answered(|process| {
-        let mut requests = sys::lock(&process.memory.requests);
+        let mut requests = sys::lock(&process.memory.job.requests);
         if requests.all.remove(&request).is_some() {
             requests.changed.insert(request, ());
         }
@@ -421,7 +421,7 @@ pub extern "C" fn tg_forget_request(request: u64) -> c_int {
 
 fn elastic(process: &Process, kv: u32) -> Result<Growing, c_int> {
     // Found without the state's lock, which is held over calls of the driver.
-    let known = sys::lock(&process.memory.elastic);
+    let known = sys::lock(&process.memory.growth.elastic);
     let (device, elastic) = known.get(&kv).ok_or(libc::ENOENT)?;
     Ok((*device, Arc::clone(elastic)))
 }
@@ -510,7 +510,7 @@ pub extern "C" fn tg_usage(kv: u32, used_blocks: u32) -> c_int {
         drop(elastic);
         // 90 % of what is mapped: the paper's pressure event (section 5).
         let pressed = mapped > 0 && used.saturating_mul(10) >= mapped.saturating_mul(9);
-        if process.memory.pressed.swap(pressed, AcqRel) != pressed && pressed {
+        if process.memory.growth.pressed.swap(pressed, AcqRel) != pressed && pressed {
             say(
                 process,
                 Event::Pressure(v1::Pressure {

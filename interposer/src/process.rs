@@ -40,33 +40,17 @@ use tidegate_proto::v1;
 #[derive(Debug)]
 pub struct Process {
     role: AtomicU32,
-    /// What the environment wished for.
-    pub wished: Role,
-    /// Threads were started.
-    pub started: AtomicBool,
-    /// A channel was made before any hooked call: whatever leads this program to the driver does not lead through the hooks,
-    /// and its launches are not seen.
-    pub unseen: AtomicBool,
-    /// Counts are plain words; otherwise atomic adds.
-    pub membarrier: bool,
-    /// The page between agents; its gates say what holds without one.
-    pub private: &'static Page,
-    /// The pages that threads have in their hands ([`Self::hold_page`]).
-    hands: [AtomicPtr<Page>; HANDS],
-    /// Whether an agent's stream stands.
-    pub attached: AtomicBool,
-    /// Whether an agent was ever attached.
-    pub ever_attached: AtomicBool,
-    /// Edges travel on the stream, because the agent's page did not come.
-    pub stream_lane: AtomicBool,
+    /// How it began.
+    pub start: Started,
+    pub pages: Pages,
+    /// How it stands with its agent.
+    pub link: Link,
     /// Devices in use, one bit each.
     pub devices: AtomicU32,
     /// Iterations too close for the prober.
     pub turns: [Turns; DEVICES],
-    /// Sums of slots whose threads are gone.
-    pub retired: [Counts<AtomicU64>; DEVICES],
-    /// Begins and ends of moving a slot's launches there: odd meanwhile.
-    pub retirements: AtomicU64,
+    /// What threads launched that are gone.
+    pub retired: Retired,
     /// Contexts and streams.
     pub contexts: Mutex<Contexts>,
     /// The devices of those streams, for launches.
@@ -77,16 +61,66 @@ pub struct Process {
     pub bell: sys::Bell,
     /// Figures the agent sent.
     pub limits: Limits,
-    /// Offline launches that wait on the gate at this moment.
+    /// What offline launches wait for.
+    pub waits: Waits,
+    /// Panics caught at the library's edges.
+    pub panics: AtomicU64,
+    /// KV memory.
+    pub memory: Memory,
+}
+
+/// The pages of a process beside the one that launches look at.
+#[derive(Debug)]
+pub struct Pages {
+    /// The page between agents; its gates say what holds without one.
+    pub private: &'static Page,
+    /// Those that threads have in their hands ([`Process::hold_page`]).
+    hands: [AtomicPtr<Page>; HANDS],
+}
+
+/// How a process began.
+#[derive(Debug)]
+pub struct Started {
+    /// What the environment wished for.
+    pub wished: Role,
+    /// Threads were started.
+    pub threads: AtomicBool,
+    /// A channel was made before any hooked call: whatever leads this program to the driver does not lead through the hooks,
+    /// and its launches are not seen.
+    pub unseen: AtomicBool,
+    /// Counts are plain words; otherwise atomic adds.
+    pub membarrier: bool,
+}
+
+/// How a process stands with its agent.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// Whether an agent's stream stands.
+    pub attached: AtomicBool,
+    /// Whether an agent was ever attached.
+    pub ever: AtomicBool,
+    /// Edges travel on the stream, because the agent's page did not come.
+    pub stream_lane: AtomicBool,
+}
+
+/// Launches of threads that are gone.
+#[derive(Debug, Default)]
+pub struct Retired {
+    /// Sums of their slots.
+    pub counts: [Counts<AtomicU64>; DEVICES],
+    /// Begins and ends of moving a slot's launches there: odd meanwhile.
+    pub moves: AtomicU64,
+}
+
+/// Offline launches that wait.
+#[derive(Debug, Default)]
+pub struct Waits {
+    /// Those that wait on the gate at this moment.
     pub waiting: AtomicU32,
     /// A thread looks whether there is work.
     pub looks: AtomicBool,
     /// When a launch first found no agent; 0: none has.
     pub without_agent_ns: AtomicU64,
-    /// Panics caught at the library's edges.
-    pub panics: AtomicU64,
-    /// KV memory.
-    pub memory: Memory,
 }
 
 /// Starts the library's threads, unless they run. Whoever calls a room gives it this: the rooms do not know
@@ -138,7 +172,7 @@ impl Process {
     pub fn hold_page(&self, hand: Hand) -> &'static Page {
         loop {
             let page = self.page();
-            self.hands[hand as usize].store(core::ptr::from_ref(page).cast_mut(), Relaxed);
+            self.pages.hands[hand as usize].store(core::ptr::from_ref(page).cast_mut(), Relaxed);
             // Who looks for a place has made launches look elsewhere before it looks here.
             fence(SeqCst);
             if core::ptr::eq(page, self.page()) {
@@ -149,14 +183,14 @@ impl Process {
 
     /// The thread with that hand has no page any more.
     pub fn let_go(&self, hand: Hand) {
-        self.hands[hand as usize].store(core::ptr::null_mut(), Release);
+        self.pages.hands[hand as usize].store(core::ptr::null_mut(), Release);
     }
 
     /// The pages whose place no other may take.
     pub fn pages_in_use(&self) -> [*const Page; 1 + HANDS] {
         fence(SeqCst);
         let [prober, work] = [Hand::Prober, Hand::Work].map(|hand| {
-            let page = self.hands[hand as usize].load(Acquire);
+            let page = self.pages.hands[hand as usize].load(Acquire);
             page.cast_const()
         });
         [core::ptr::from_ref(self.page()), prober, work]
@@ -208,7 +242,7 @@ impl Process {
 
     /// Sets the lease of a device in the page between agents, which a process obeys whose agent's page did not come.
     pub fn set_private_lease(&self, device: usize, lease: &v1::Lease) {
-        let Some(words) = self.private.gates.get(device) else {
+        let Some(words) = self.pages.private.gates.get(device) else {
             return;
         };
         let (number, state) = match (lease.lease, lease.withdrawn) {
@@ -229,7 +263,7 @@ impl Process {
 
     /// Forgets the leases of an agent that is gone: the next one numbers its own from the same number on.
     pub fn forget_private_leases(&self) {
-        for (device, memory) in self.private.memory.iter().enumerate() {
+        for (device, memory) in self.pages.private.memory.iter().enumerate() {
             self.set_private_lease(device, &v1::Lease::default());
             memory.leased.store(0, Release);
         }
@@ -237,14 +271,14 @@ impl Process {
 
     /// Sets the gates of the page between agents, and of a process whose agent's page did not come.
     pub fn set_private_gates(&self, state: LaunchGate) {
-        for device in 0..self.private.gates.len() {
+        for device in 0..self.pages.private.gates.len() {
             self.set_private_gate(device, state);
         }
     }
 
     /// Sets one of them.
     pub fn set_private_gate(&self, device: usize, state: LaunchGate) {
-        let Some(gate) = self.private.gates.get(device) else {
+        let Some(gate) = self.pages.private.gates.get(device) else {
             return;
         };
         let low = match state {
@@ -321,19 +355,20 @@ fn build() -> Option<&'static Process> {
                 Role::Offline => Role::Offline.to_word(),
                 _ => Role::Unknown.to_word(),
             }),
-            wished,
-            started: AtomicBool::new(false),
-            unseen: AtomicBool::new(false),
-            membarrier: sys::Membarrier::register(),
-            private,
-            hands: [const { AtomicPtr::new(core::ptr::null_mut()) }; HANDS],
-            attached: AtomicBool::new(false),
-            ever_attached: AtomicBool::new(false),
-            stream_lane: AtomicBool::new(false),
+            start: Started {
+                wished,
+                threads: AtomicBool::new(false),
+                unseen: AtomicBool::new(false),
+                membarrier: sys::Membarrier::register(),
+            },
+            pages: Pages {
+                private,
+                hands: [const { AtomicPtr::new(core::ptr::null_mut()) }; HANDS],
+            },
+            link: Link::default(),
             devices: AtomicU32::new(0),
             turns: Default::default(),
-            retired: Default::default(),
-            retirements: AtomicU64::new(0),
+            retired: Retired::default(),
             contexts: Mutex::default(),
             stream_devices: StreamDevices::default(),
             rm: Mutex::default(),
@@ -343,9 +378,7 @@ fn build() -> Option<&'static Process> {
                 busy_suspect: AtomicU64::new(5_000_000_000),
                 schedule_hold: AtomicU64::new(tidegate_core::gate::SCHEDULE_HOLD_NS),
             },
-            waiting: AtomicU32::new(0),
-            looks: AtomicBool::new(false),
-            without_agent_ns: AtomicU64::new(0),
+            waits: Waits::default(),
             panics: AtomicU64::new(0),
             memory: Memory::default(),
         };

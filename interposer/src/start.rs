@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering::AcqRel;
 
 /// Starts the threads with the first call, which names the table's rows.
 pub fn once(process: &'static Process, rows: &'static [Row]) {
-    if process.started.swap(true, AcqRel) {
+    if process.start.threads.swap(true, AcqRel) {
         return;
     }
     let quiet = BlockSignals::new();

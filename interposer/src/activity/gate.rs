@@ -72,12 +72,12 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission 
         Admission::Fail => return Admission::Fail,
     }
     say_why(process);
-    if process.waiting.fetch_add(1, AcqRel) == 0 {
+    if process.waits.waiting.fetch_add(1, AcqRel) == 0 {
         process.bell.ring();
     }
     let gate = page.gates.get(device);
     let waited = gate.map_or(Waited::Over, |gate| sleep_on(&gate.gate));
-    if process.waiting.fetch_sub(1, AcqRel) == 1 {
+    if process.waits.waiting.fetch_sub(1, AcqRel) == 1 {
         process.bell.ring();
     }
     match waited {
@@ -90,11 +90,11 @@ pub fn wait(process: &'static Process, page: &Page, device: usize) -> Admission 
 pub fn without_agent(process: &'static Process) -> Admission {
     // Attaching takes a millisecond; a line is due only when nobody is there to attach to.
     const GRACE_NS: u64 = 1_000_000_000;
-    if process.ever_attached.load(Acquire) {
+    if process.link.ever.load(Acquire) {
         return Admission::Wait;
     }
     let now = clock::now_ns();
-    let since = &process.without_agent_ns;
+    let since = &process.waits.without_agent_ns;
     let since = since.compare_exchange(0, now, AcqRel, Acquire).err();
     let waited_ns = now.saturating_sub(since.unwrap_or(now));
     let patience = env::patience();
@@ -140,7 +140,7 @@ pub fn say_why(process: &Process) {
     let now = clock::now_ns();
     // An upgrade of the agent takes less.
     const AGENT_GONE_NS: u64 = 10_000_000_000;
-    let gone = process.ever_attached.load(Acquire) && !process.attached.load(Acquire);
+    let gone = process.link.ever.load(Acquire) && !process.link.attached.load(Acquire);
     let patience = if gone { AGENT_GONE_NS } else { MINUTE_NS };
     let Some(waited_ns) = STREAK.due(now, patience) else {
         return;

@@ -20,7 +20,7 @@ pub fn forget_caches(process: &Process, state: &mut State, bases: &[u64]) {
     for kv in ids {
         if let Some(cache) = state.kvs.remove(&kv) {
             cache.forget(process.memory.log());
-            sys::lock(&process.memory.elastic).remove(&kv);
+            sys::lock(&process.memory.growth.elastic).remove(&kv);
             sys::lock(&process.memory.arenas).forget(kv);
         }
         say(process, Event::KvGone(v1::KvGone { kv }));

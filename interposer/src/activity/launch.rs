@@ -290,7 +290,7 @@ fn note(slot: &Slot, touch: Touch) {
 /// its id with its first launch only.
 fn slot_for(process: &Process, device: usize) -> Option<(&'static Slot, bool)> {
     let all = slots::all()?;
-    let atomic = !process.membarrier;
+    let atomic = !process.start.membarrier;
     // SAFETY: null or into the array, which is never unmapped.
     let current = unsafe { slots::current().as_ref() };
     let on_device = |slot: &&Slot| slot.device.load(Relaxed) as usize == device;

@@ -57,14 +57,14 @@ pub fn run(process: &'static Process, rows: &'static [Row], look: Look) {
         let (mut busy, mut looks) = (false, false);
         // One of them asks at a time.
         if role.counts()
-            && !process.looks.load(Acquire)
+            && !process.waits.looks.load(Acquire)
             && let Some(driver) = driver::driver()
         {
             if !relaxed {
                 relaxed = relax(driver);
             }
             looks = search.look(process, driver, page);
-            let lane = process.stream_lane.load(Acquire);
+            let lane = process.link.stream_lane.load(Acquire);
             for device in process.seen_devices() {
                 let watch = &mut watches[device];
                 tell(process, page, device, watch, lane);
@@ -128,7 +128,7 @@ fn pairs<'a>(
 ) -> impl Iterator<Item = &'static Counts<AtomicU64>> + use<'a> {
     slots_of(device)
         .map(|slot| &slot.counts)
-        .chain(core::iter::once(&process.retired[device]))
+        .chain(core::iter::once(&process.retired.counts[device]))
 }
 
 fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
@@ -147,12 +147,12 @@ fn slots_of(device: usize) -> impl Iterator<Item = &'static Slot> {
 /// Launches of one device since the process uses it, those inside the driver included, for any thread. None: the slot
 /// of a thread that is gone was emptied meanwhile, so that its launches may be missing.
 pub(crate) fn entered(process: &'static Process, device: usize) -> Option<u64> {
-    let before = process.retirements.load(Acquire);
+    let before = process.retired.moves.load(Acquire);
     let sum = pairs(process, device).fold(0u64, |sum, pair| {
         sum.wrapping_add(pair.entered.load(Acquire))
     });
     fence(Acquire);
-    let undisturbed = before & 1 == 0 && process.retirements.load(Relaxed) == before;
+    let undisturbed = before & 1 == 0 && process.retired.moves.load(Relaxed) == before;
     undisturbed.then_some(sum)
 }
 
@@ -489,13 +489,17 @@ fn retire(process: &'static Process, rows: &'static [Row]) {
         if words.activity.load(Acquire) & ACTIVITY_BUSY != 0 {
             continue;
         }
-        process.retirements.fetch_add(1, AcqRel);
+        process.retired.moves.fetch_add(1, AcqRel);
         let entered = slot.counts.entered.swap(0, AcqRel);
         slot.counts.returned.store(0, Release);
         slot.keep_tally(entered);
-        process.retired[device].entered.fetch_add(entered, AcqRel);
-        process.retired[device].returned.fetch_add(entered, AcqRel);
-        process.retirements.fetch_add(1, Release);
+        process.retired.counts[device]
+            .entered
+            .fetch_add(entered, AcqRel);
+        process.retired.counts[device]
+            .returned
+            .fetch_add(entered, AcqRel);
+        process.retired.moves.fetch_add(1, Release);
         for (row, calls) in rows.iter().zip(&slot.calls) {
             row.calls.fetch_add(calls.swap(0, Relaxed), Relaxed);
         }

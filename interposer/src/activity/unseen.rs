@@ -25,7 +25,7 @@ pub struct Search {
 
 /// Whether launches of the process are not seen.
 pub fn is(process: &Process) -> bool {
-    process.unseen.load(Acquire)
+    process.start.unseen.load(Acquire)
 }
 
 /// Whether such a process may have work on its devices.

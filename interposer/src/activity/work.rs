@@ -24,7 +24,7 @@ const LONGEST_NS: u64 = 1_000_000_000;
 /// Starts the thread if the agent asks and it does not run. By the prober only.
 pub fn begin(process: &'static Process, page: &Page) {
     let asked = page.agent.work_probe_ns.load(Acquire) != 0;
-    if !asked || process.looks.swap(true, AcqRel) {
+    if !asked || process.waits.looks.swap(true, AcqRel) {
         return;
     }
     let quiet = BlockSignals::new();
@@ -42,7 +42,7 @@ fn run(process: &'static Process) {
         let every = page.agent.work_probe_ns.load(Acquire);
         if every == 0 || process.role() != Role::Offline {
             process.let_go(Hand::Work);
-            process.looks.store(false, Release);
+            process.waits.looks.store(false, Release);
             return;
         }
         // No question while memory moves.

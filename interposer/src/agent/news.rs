@@ -58,7 +58,7 @@ impl News {
             rm.outbox.clear();
             rm.edges = Default::default();
             rm.granted.clear();
-            self.process.attached.store(true, Release);
+            self.process.link.attached.store(true, Release);
             rm.graph.snapshot()
         };
         self.control_file(up);
@@ -113,7 +113,7 @@ impl News {
 
     /// Says whether a launch waits at a closed gate, if that changed.
     pub fn waiting(&mut self, up: &Upstream) {
-        let waiting = self.process.waiting.load(Acquire) != 0;
+        let waiting = self.process.waits.waiting.load(Acquire) != 0;
         if waiting != self.waiting {
             self.waiting = waiting;
             up.send(Event::GateWait(v1::GateWait { waiting }));

@@ -113,7 +113,7 @@ impl Reporter {
 
     /// Whether there is an agent's page to check and reason to.
     fn watches(&self) -> bool {
-        self.process.role() == Role::Offline && self.process.ever_attached.load(Relaxed)
+        self.process.role() == Role::Offline && self.process.link.ever.load(Relaxed)
     }
 
     /// Waits for `step` and checks the agent meanwhile: the socket of one that is stopped still
@@ -130,8 +130,8 @@ impl Reporter {
 
     /// After a session, or a try.
     fn detach(&mut self) {
-        let was = self.process.attached.swap(false, AcqRel);
-        self.process.stream_lane.store(false, Release);
+        let was = self.process.link.attached.swap(false, AcqRel);
+        self.process.link.stream_lane.store(false, Release);
         self.process.forget_private_leases();
         // Schedule calls that wait for an answer go on.
         GRANTS.fetch_add(1, AcqRel);
@@ -147,7 +147,7 @@ impl Reporter {
                 self.watch.check(clock::now_ns());
             } else {
                 self.process.set_private_gates(LaunchGate::Open);
-                self.process.swap_page(self.process.private);
+                self.process.swap_page(self.process.pages.private);
             }
         }
     }
@@ -259,7 +259,7 @@ impl Reporter {
         v1::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             page_version,
-            wished_role: match self.process.wished {
+            wished_role: match self.process.start.wished {
                 Role::Online => v1::Role::Online,
                 Role::Offline => v1::Role::Offline,
                 _ => v1::Role::Unspecified,
@@ -270,7 +270,7 @@ impl Reporter {
                 .map(|name| name.trim().to_owned())
                 .unwrap_or_default(),
             pid: std::process::id().cast_signed(),
-            membarrier: self.process.membarrier,
+            membarrier: self.process.start.membarrier,
             driver_version: self.driver_version(),
             last_agent_generation: self.watch.generation(),
             memory: talk::VERSION,
@@ -413,9 +413,9 @@ impl Reporter {
         }
         self.watch.welcomed(welcome);
         process.set_role(role);
-        process.ever_attached.store(true, Release);
-        let shown = page.unwrap_or(process.private);
-        process.stream_lane.store(page.is_none(), Release);
+        process.link.ever.store(true, Release);
+        let shown = page.unwrap_or(process.pages.private);
+        process.link.stream_lane.store(page.is_none(), Release);
         if page.is_none() {
             // Without a page no gate word can reach this process: the agent says it on the stream,
             // or is too old to, and then the channels do all the gating.

@@ -93,7 +93,7 @@ impl Watch {
     fn heard_ns(&mut self, now: u64) -> u64 {
         match self.page {
             // Without a page the stream is that sign: its keep-alive ends it when the agent stops.
-            Some(page) if core::ptr::eq(page, self.process.private) => self.stream_ns,
+            Some(page) if core::ptr::eq(page, self.process.pages.private) => self.stream_ns,
             Some(page) => {
                 let word = page.agent.heartbeat_ns.load(Acquire);
                 self.heartbeat.look(word, now)
@@ -113,7 +113,7 @@ impl Watch {
 
     /// Checks the agent of an offline process.
     pub fn check(&mut self, now: u64) {
-        let stream = self.process.attached.load(Acquire);
+        let stream = self.process.link.attached.load(Acquire);
         if stream {
             self.stream_ns = now;
         }
@@ -135,7 +135,7 @@ impl Watch {
         match effect {
             Effect::CloseGate => {
                 self.process.set_private_gates(LaunchGate::Closed);
-                self.process.swap_page(self.process.private);
+                self.process.swap_page(self.process.pages.private);
             }
             Effect::EnableChannels => {
                 let all = !self.touched || self.enable_channels();

@@ -128,7 +128,7 @@ unsafe fn before(
 
 /// Holds a schedule call until the agent has the pair in its lists.
 fn hold(process: &'static Process, client: u32, object: u32, schedule: Switch) {
-    let agent = if process.attached.load(Acquire) {
+    let agent = if process.link.attached.load(Acquire) {
         Agent::Attached
     } else {
         Agent::Absent
@@ -160,7 +160,7 @@ fn hold(process: &'static Process, client: u32, object: u32, schedule: Switch) {
             }
         }
         let now = clock::now_ns();
-        if now >= end || !process.attached.load(Acquire) {
+        if now >= end || !process.link.attached.load(Acquire) {
             break;
         }
         sys::futex_wait(&GRANTS, seen, (end - now).min(50_000_000));
@@ -179,7 +179,7 @@ fn after_uvm(process: &'static Process, fd: c_int, register: &[u8]) {
     };
     let mut records = Vec::new();
     let mut rm = sys::lock(&process.rm);
-    if rm.uvm.replace(fd) != Some(fd) && process.attached.load(Acquire) {
+    if rm.uvm.replace(fd) != Some(fd) && process.link.attached.load(Acquire) {
         process.bell.ring();
     }
     rm.graph.apply(call, &mut records);

@@ -34,8 +34,8 @@ pub fn start(process: &'static Process) {
 /// its first context: the words of its devices are right from the first launch on.
 pub fn start_unseen(process: &'static Process) {
     let is_seen = ROWS.iter().any(|row| row.calls.load(Relaxed) > 0);
-    if !is_seen && !process.started.load(Acquire) {
-        process.unseen.store(true, Release);
+    if !is_seen && !process.start.threads.load(Acquire) {
+        process.start.unseen.store(true, Release);
         start(process);
     }
 }

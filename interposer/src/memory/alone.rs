@@ -13,11 +13,11 @@ use tidegate_core::gate::Role;
 
 /// Whether no agent gives this process memory.
 fn is_alone(process: &Process) -> bool {
-    if !process.attached.load(Acquire) || process.role() != Role::Online {
+    if !process.link.attached.load(Acquire) || process.role() != Role::Online {
         return true;
     }
     let heartbeat = process.page().agent.heartbeat_ns.load(Acquire);
-    sys::lock(&process.memory.heard).is_silent(heartbeat, clock::now_ns())
+    sys::lock(&process.memory.growth.heard).is_silent(heartbeat, clock::now_ns())
 }
 
 /// Has so many bytes of a cache be mapped, if no agent does so; whether that is so.
@@ -30,15 +30,15 @@ pub fn map(process: &'static Process, kv: u32, target: u64) -> bool {
         seq: 0,
         deadline_ns: u64::MAX,
         // Void as soon as an agent comes, which is told what stands by then.
-        session: memory.session.load(Acquire),
+        session: memory.inbox.session.load(Acquire),
         what: What::MapAlone(kv, target),
     };
-    let mut orders = sys::lock(&memory.orders);
+    let mut orders = sys::lock(&memory.inbox.orders);
     orders.retain(|old| !matches!(old.what, What::MapAlone(other, _) if other == kv));
     orders.push_back(order);
     drop(orders);
     serve(process);
-    memory.ordered.fetch_add(1, AcqRel);
-    sys::futex_wake(&memory.ordered);
+    memory.inbox.ordered.fetch_add(1, AcqRel);
+    sys::futex_wake(&memory.inbox.ordered);
     true
 }

@@ -319,7 +319,7 @@ pub fn shared(at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
                 let hit = state.kvs.values_mut().filter(|kv| kv.bases.contains(&base));
                 for kv in hit {
                     SHARED.clone_into(&mut kv.refused);
-                    let membership = sys::lock(&process.memory.membership);
+                    let membership = sys::lock(&process.memory.job.membership);
                     let said = membership.describe(kv);
                     drop(membership);
                     say(process, Event::KvRegistered(said));

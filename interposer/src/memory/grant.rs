@@ -132,7 +132,7 @@ impl Patience {
             Role::Online => ONLINE_NS,
             Role::Offline
                 if self.until_ns.is_none()
-                    && talk::is_raised_within(&process.attached, ATTACH_NS) =>
+                    && talk::is_raised_within(&process.link.attached, ATTACH_NS) =>
             {
                 OFFLINE_NS
             }

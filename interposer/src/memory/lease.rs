@@ -74,18 +74,18 @@ impl Device {
     }
 
     fn under(&self) -> &'static (AtomicU64, AtomicU64) {
-        &self.process.memory.under[self.at]
+        &self.process.memory.leased.under[self.at]
     }
 
     fn unit_ns(&self) -> u64 {
-        self.process.memory.unit_ns.load(Acquire)
+        self.process.memory.leased.unit_ns.load(Acquire)
     }
 
     /// Says that the lease is over.
     fn over(&self, word: u64) {
         self.leased().store(word, SeqCst);
         ring(self.page);
-        if self.process.stream_lane.load(Acquire) {
+        if self.process.link.stream_lane.load(Acquire) {
             self.process.bell.ring();
         }
     }
@@ -93,7 +93,7 @@ impl Device {
 
 /// Says the unit in the page that launches look at.
 fn show(process: &Process, unit: u64) -> u64 {
-    let before = process.memory.unit.swap(unit, SeqCst);
+    let before = process.memory.leased.unit.swap(unit, SeqCst);
     // A page that is shown from now on takes it from there.
     process.memory.show_unit(process.page());
     before
@@ -110,11 +110,11 @@ pub extern "C" fn tg_unit(
 ) -> c_int {
     answered(|process| {
         let device = Device::of(process, device)?;
-        process.memory.unit_ns.store(unit_ns, SeqCst);
+        process.memory.leased.unit_ns.store(unit_ns, SeqCst);
         let before = show(process, lease::unit(backward != 0, tokens, most));
         if (lease::most(before) == 0) != (most == 0) {
             ring(device.page);
-            if process.stream_lane.load(Acquire) {
+            if process.link.stream_lane.load(Acquire) {
                 process.bell.ring();
             }
         }
@@ -155,7 +155,7 @@ struct Waiting(&'static Process);
 
 impl Waiting {
     fn begins(process: &'static Process) -> Self {
-        if process.waiting.fetch_add(1, AcqRel) == 0 {
+        if process.waits.waiting.fetch_add(1, AcqRel) == 0 {
             process.bell.ring();
         }
         Self(process)
@@ -164,7 +164,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.0.waiting.fetch_sub(1, AcqRel) == 1 {
+        if self.0.waits.waiting.fetch_sub(1, AcqRel) == 1 {
             self.0.bell.ring();
         }
     }
@@ -235,7 +235,7 @@ fn waited(process: &'static Process, device: u32, wait_ms: u32) -> Result<Leased
 pub extern "C" fn tg_unit_done(device: u32) -> c_int {
     answered(|process| {
         let device = Device::of(process, device)?;
-        let left = lease::one_less(process.memory.unit.load(Acquire));
+        let left = lease::one_less(process.memory.leased.unit.load(Acquire));
         show(process, left);
         let under = device.under();
         let number = under.0.swap(0, SeqCst);
@@ -271,12 +271,15 @@ pub(super) struct Told {
 impl Told {
     fn unit(process: &Process) -> (u64, u64) {
         let memory = &process.memory;
-        (memory.unit.load(Acquire), memory.unit_ns.load(Acquire))
+        (
+            memory.leased.unit.load(Acquire),
+            memory.leased.unit_ns.load(Acquire),
+        )
     }
 
     /// Sends what is new.
     pub(super) fn deliver(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
-        if !process.stream_lane.load(Acquire) {
+        if !process.link.stream_lane.load(Acquire) {
             return;
         }
         let (unit, unit_ns) = Self::unit(process);
@@ -289,7 +292,7 @@ impl Told {
                 unit_ns,
             }));
         }
-        for ((slot, told), words) in (0..).zip(&mut self.over).zip(&process.private.memory) {
+        for ((slot, told), words) in (0..).zip(&mut self.over).zip(&process.pages.private.memory) {
             let word = words.leased.load(Acquire);
             if word & LEASED_OVER != 0 && word != *told {
                 *told = word;
@@ -304,6 +307,6 @@ impl Told {
 
     /// Whether something is new.
     pub(super) fn is_unsaid(&self, process: &Process) -> bool {
-        process.stream_lane.load(Acquire) && self.unit != Self::unit(process)
+        process.link.stream_lane.load(Acquire) && self.unit != Self::unit(process)
     }
 }

@@ -93,7 +93,7 @@ pub fn answer(order: &Order, done: Done) -> Event {
 
 /// Starts the thread with the first order or allocation that needs it.
 pub fn serve(process: &'static Process) {
-    if !process.memory.service.swap(true, AcqRel) {
+    if !process.memory.inbox.service.swap(true, AcqRel) {
         let quiet = BlockSignals::new();
         spawn("tidegate-memory", move || run(process));
         drop(quiet);
@@ -104,13 +104,13 @@ pub fn serve(process: &'static Process) {
 fn run(process: &'static Process) {
     let memory = &process.memory;
     loop {
-        let seen = memory.ordered.load(Acquire);
-        let next = sys::lock(&memory.orders).pop_front();
+        let seen = memory.inbox.ordered.load(Acquire);
+        let next = sys::lock(&memory.inbox.orders).pop_front();
         let Some(order) = next else {
-            sys::futex_wait(&memory.ordered, seen, 1_000_000_000);
+            sys::futex_wait(&memory.inbox.ordered, seen, 1_000_000_000);
             continue;
         };
-        if order.session != memory.session.load(Acquire) {
+        if order.session != memory.inbox.session.load(Acquire) {
             continue;
         }
         let done = carry_out(process, &order);
@@ -119,12 +119,12 @@ fn run(process: &'static Process) {
             describe(process, kv);
             continue;
         }
-        let mut open = sys::lock(&memory.open);
+        let mut open = sys::lock(&memory.inbox.open);
         open.retain(|entry| entry.order.seq != order.seq);
         drop(open);
         // A session ends before what it leaves here is thrown away: nothing of it is added after that.
         let mut outbox = sys::lock(&memory.outbox);
-        if order.session == memory.session.load(Acquire) {
+        if order.session == memory.inbox.session.load(Acquire) {
             outbox.push(answer(&order, done));
         }
         drop(outbox);
@@ -136,11 +136,11 @@ fn run(process: &'static Process) {
 /// Tells an agent that did not order it what stands of a cache. One that comes later is told of everything.
 fn describe(process: &Process, kv: u32) {
     let state = sys::lock(&process.memory.state);
-    let membership = sys::lock(&process.memory.membership);
+    let membership = sys::lock(&process.memory.job.membership);
     if let Some(cache) = state
         .kvs
         .get(&kv)
-        .filter(|_| process.attached.load(Acquire))
+        .filter(|_| process.link.attached.load(Acquire))
     {
         say(process, Event::KvRegistered(membership.describe(cache)));
     }
@@ -164,8 +164,8 @@ fn carry_out(process: &'static Process, order: &Order) -> Done {
 }
 
 fn is_cancelled(process: &Process, order: &Order) -> bool {
-    order.session != process.memory.session.load(Acquire)
-        || sys::lock(&process.memory.cancelled).contains(&order.seq)
+    order.session != process.memory.inbox.session.load(Acquire)
+        || sys::lock(&process.memory.inbox.cancelled).contains(&order.seq)
 }
 
 /// Whether the agent's gate word orders calls that may hold the driver's locks to wait. One that only schedules has no
@@ -234,7 +234,7 @@ fn change(process: &'static Process, order: &Order, kv: u32, stripes: &[u32], wh
         state.kvs.get(&kv).map_or(0, |cache| cache.cut.block_count)
     };
     // What nobody hears of would be used without memory, and what nobody owns would be lost for ever.
-    if which == Move::Reclaim && !(is_read(&memory.membership) && can_lose(memory, blocks())) {
+    if which == Move::Reclaim && !(is_read(&memory.job.membership) && can_lose(memory, blocks())) {
         return Done::nothing(MemoryResult::Refused);
     }
     if let Err(done) = begin_to_move(process, order) {

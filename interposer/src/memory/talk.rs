@@ -144,15 +144,15 @@ impl Talk {
     /// Ends a session: its orders are void, and whoever waits for an answer goes on without.
     pub fn void(&self, process: &Process) {
         let memory = &process.memory;
-        memory.session.fetch_add(1, AcqRel);
+        memory.inbox.session.fetch_add(1, AcqRel);
         memory.beats.unwanted();
-        sys::lock(&memory.orders).clear();
-        sys::lock(&memory.open).clear();
+        sys::lock(&memory.inbox.orders).clear();
+        sys::lock(&memory.inbox.open).clear();
         // What happened without an agent is told to the next; what stands is described anew.
         sys::lock(&memory.outbox).retain(|event| matches!(event, Event::Note(_)));
-        sys::lock(&memory.cancelled).clear();
-        memory.answers.fetch_add(1, AcqRel);
-        sys::futex_wake(&memory.answers);
+        sys::lock(&memory.inbox.cancelled).clear();
+        memory.demands.answers.fetch_add(1, AcqRel);
+        sys::futex_wake(&memory.demands.answers);
     }
 
     /// Sends what other threads left, and that an order is late. The agent has been told of the devices
@@ -181,8 +181,8 @@ impl Talk {
                 send(Event::Usage(state.usage_unregistered(device)));
             }
             self.usage.clear();
-            memory.usage_changed.store(true, Release);
-            let membership = sys::lock(&memory.membership);
+            memory.shown.usage_changed.store(true, Release);
+            let membership = sys::lock(&memory.job.membership);
             for kv in state.kvs.values() {
                 send(Event::KvRegistered(membership.describe(kv)));
             }
@@ -204,7 +204,7 @@ impl Talk {
         said.into_iter().for_each(&mut *send);
         if memory.log().is_some() && now.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS {
             self.looked_ns = now;
-            let joined = sys::lock(&memory.membership).joined.clone();
+            let joined = sys::lock(&memory.job.membership).joined.clone();
             let _ = joined.map(|joined| joined.send(Ask::Look));
         }
         let withheld = memory.withheld();
@@ -212,7 +212,7 @@ impl Talk {
             self.withheld = withheld;
             send(Event::Withheld(v1::Withheld { log_seq: withheld }));
         }
-        let mut open = sys::lock(&memory.open);
+        let mut open = sys::lock(&memory.inbox.open);
         for entry in open.iter_mut() {
             if !entry.late && now >= entry.order.deadline_ns {
                 entry.late = true;
@@ -234,7 +234,7 @@ impl Talk {
 
     /// Every request, after the caches whose blocks they hold.
     fn snapshot(&mut self, process: &Process, send: &mut impl FnMut(Event)) {
-        let mut requests = sys::lock(&process.memory.requests);
+        let mut requests = sys::lock(&process.memory.job.requests);
         requests.changed.clear();
         let all = requests.all.iter();
         let set = all.map(|(id, held)| held.message(*id)).collect::<Vec<_>>();
@@ -247,7 +247,7 @@ impl Talk {
         if now.saturating_sub(self.requests_at_ns) < EVERY_NS {
             return;
         }
-        let mut requests = sys::lock(&process.memory.requests);
+        let mut requests = sys::lock(&process.memory.job.requests);
         let changed = std::mem::take(&mut requests.changed);
         if changed.is_empty() {
             return;
@@ -268,14 +268,14 @@ impl Talk {
     fn usages(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
         let memory = &process.memory;
         if now.saturating_sub(self.usage_at_ns) < USAGE_EVERY_NS
-            || !memory.usage_changed.load(Acquire)
+            || !memory.shown.usage_changed.load(Acquire)
         {
             return;
         }
         let Ok(state) = memory.state.try_lock() else {
             return;
         };
-        memory.usage_changed.store(false, Release);
+        memory.shown.usage_changed.store(false, Release);
         self.usage_at_ns = now;
         let usages = process.seen_devices().map(|device| state.usage(device));
         let usages: Vec<v1::MemoryUsage> = usages.collect();
@@ -295,13 +295,13 @@ impl Talk {
     pub fn wake_in(&self, process: &Process) -> Option<Duration> {
         let memory = &process.memory;
         let now = clock::now_ns();
-        let open = sys::lock(&memory.open);
+        let open = sys::lock(&memory.inbox.open);
         let late = open.iter().filter(|entry| !entry.late);
         let deadline = late.map(|entry| entry.order.deadline_ns).min();
         drop(open);
         let unsaid = self.undescribed
-            || memory.usage_changed.load(Acquire)
-            || !sys::lock(&memory.requests).changed.is_empty()
+            || memory.shown.usage_changed.load(Acquire)
+            || !sys::lock(&memory.job.requests).changed.is_empty()
             || memory.withheld() != self.withheld
             || self.work.is_unsaid(process)
             || self.leases.is_unsaid(process);
@@ -333,7 +333,7 @@ impl Talk {
                 order(process, target.seq, u64::MAX, what);
             }
             Command::CancelReclaim(cancel) => {
-                let mut cancelled = sys::lock(&memory.cancelled);
+                let mut cancelled = sys::lock(&memory.inbox.cancelled);
                 const KEPT: usize = 64;
                 if cancelled.len() >= KEPT {
                     cancelled.remove(0);
@@ -343,22 +343,22 @@ impl Talk {
             Command::Share(share) => {
                 let slot = usize::try_from(share.slot).unwrap_or(usize::MAX);
                 for (places, bytes) in [
-                    (&memory.yields, share.yields_bytes),
-                    (&memory.share, share.total_bytes),
+                    (&memory.shown.yields, share.yields_bytes),
+                    (&memory.shown.share, share.total_bytes),
                 ] {
                     if let Some(place) = places.get(slot) {
                         place.store(bytes, Release);
                     }
                 }
             }
-            Command::BeatsWanted(_) => memory.beats.want(memory.session.load(Acquire)),
+            Command::BeatsWanted(_) => memory.beats.want(memory.inbox.session.load(Acquire)),
             Command::DemandAnswer(answer) => {
                 // Nobody waits for what was asked ahead of need.
-                if let Some(place) = sys::lock(&memory.awaited).get_mut(&answer.ticket) {
+                if let Some(place) = sys::lock(&memory.demands.awaited).get_mut(&answer.ticket) {
                     *place = Some(answer.granted);
                 }
-                memory.answers.fetch_add(1, AcqRel);
-                sys::futex_wake(&memory.answers);
+                memory.demands.answers.fetch_add(1, AcqRel);
+                sys::futex_wake(&memory.demands.answers);
             }
             _ => {}
         }
@@ -395,15 +395,15 @@ fn order(process: &'static Process, seq: u64, deadline_ns: u64, what: What) {
     let order = Order {
         seq,
         deadline_ns,
-        session: memory.session.load(Acquire),
+        session: memory.inbox.session.load(Acquire),
         what,
     };
-    let mut orders = sys::lock(&memory.orders);
+    let mut orders = sys::lock(&memory.inbox.orders);
     if let What::Map(kv, _) = order.what {
         // Only the newest target counts.
         orders.retain(|old| !matches!(old.what, What::Map(other, _) if other == kv));
     } else {
-        sys::lock(&memory.open).push(Open {
+        sys::lock(&memory.inbox.open).push(Open {
             order: order.clone(),
             late: false,
         });
@@ -411,12 +411,12 @@ fn order(process: &'static Process, seq: u64, deadline_ns: u64, what: What) {
     orders.push_back(order);
     drop(orders);
     serve(process);
-    memory.ordered.fetch_add(1, AcqRel);
-    sys::futex_wake(&memory.ordered);
+    memory.inbox.ordered.fetch_add(1, AcqRel);
+    sys::futex_wake(&memory.inbox.ordered);
 }
 
 fn ticket(memory: &Memory) -> u64 {
-    memory.tickets.fetch_add(1, AcqRel) + 1
+    memory.demands.tickets.fetch_add(1, AcqRel) + 1
 }
 
 /// Asks for memory of a cache: which, and what is mapped of it. Does not wait; whether the engine does is `need`.
@@ -471,13 +471,13 @@ pub fn is_raised_within(flag: &AtomicBool, wait_ns: u64) -> bool {
 /// Asks for room for an allocation and waits for so long at most; whether it was granted.
 pub fn ask(process: &Process, device: usize, bytes: u64, patience_ns: u64) -> bool {
     let memory = &process.memory;
-    if !process.attached.load(Acquire) {
+    if !process.link.attached.load(Acquire) {
         return false;
     }
-    let session = memory.session.load(Acquire);
+    let session = memory.inbox.session.load(Acquire);
     let end = clock::now_ns() + patience_ns;
     let ticket = ticket(memory);
-    sys::lock(&memory.awaited).insert(ticket, None);
+    sys::lock(&memory.demands.awaited).insert(ticket, None);
     let state = sys::lock(&memory.state);
     // Said under the lock: the usage that is said next is newer.
     let usage = state.usage(device);
@@ -486,16 +486,20 @@ pub fn ask(process: &Process, device: usize, bytes: u64, patience_ns: u64) -> bo
     // Rung while the state was held, the reporter may have put it off.
     process.bell.ring();
     let granted = loop {
-        let seen = memory.answers.load(Acquire);
-        if let Some(granted) = sys::lock(&memory.awaited).get(&ticket).copied().flatten() {
+        let seen = memory.demands.answers.load(Acquire);
+        if let Some(granted) = sys::lock(&memory.demands.awaited)
+            .get(&ticket)
+            .copied()
+            .flatten()
+        {
             break granted;
         }
         let now = clock::now_ns();
-        if now >= end || session != memory.session.load(Acquire) {
+        if now >= end || session != memory.inbox.session.load(Acquire) {
             break false;
         }
-        sys::futex_wait(&memory.answers, seen, end - now);
+        sys::futex_wait(&memory.demands.answers, seen, end - now);
     };
-    sys::lock(&memory.awaited).remove(&ticket);
+    sys::lock(&memory.demands.awaited).remove(&ticket);
     granted
 }

@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<Training>() == 88);
 pub extern "C" fn tg_progress(units: u64) -> c_int {
     answered(|process| {
         process.page().process.units.fetch_add(units, AcqRel);
-        process.memory.units.fetch_add(units, AcqRel);
+        process.memory.work.units.fetch_add(units, AcqRel);
         Ok(())
     })
 }
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn tg_trainer(now: *const Training, size: usize) -> c_int 
             served,
         };
         let last = said.adapter.is_empty() && said.served.is_empty();
-        let mut training = sys::lock(&process.memory.training);
+        let mut training = sys::lock(&process.memory.work.training);
         training.0 += 1;
         training.1 = Some(said);
         let number = training.0;
@@ -87,8 +87,8 @@ pub unsafe extern "C" fn tg_trainer(now: *const Training, size: usize) -> c_int 
 /// Waits until the agent is told: what ends a training is often the last that its process says.
 fn hear_out(process: &Process, number: u64) {
     let end = clock::now_ns() + LAST_WORD_NS;
-    let told = || process.memory.training_sent.load(Acquire) >= number;
-    while process.ever_attached.load(Acquire) && !told() && clock::now_ns() < end {
+    let told = || process.memory.work.training_sent.load(Acquire) >= number;
+    while process.link.ever.load(Acquire) && !told() && clock::now_ns() < end {
         sys::sleep_ns(LOOK_NS);
     }
 }
@@ -119,7 +119,7 @@ pub(super) struct Work {
 impl Work {
     /// A new session.
     pub(super) fn attach(process: &Process) -> Self {
-        let before = process.memory.units.load(Acquire);
+        let before = process.memory.work.units.load(Acquire);
         Self {
             before,
             units: before,
@@ -129,12 +129,16 @@ impl Work {
 
     /// Sends what is new.
     pub(super) fn deliver(&mut self, process: &Process, now: u64, send: &mut impl FnMut(Event)) {
-        process.memory.training_sent.fetch_max(self.sent, AcqRel);
+        process
+            .memory
+            .work
+            .training_sent
+            .fetch_max(self.sent, AcqRel);
         if now.saturating_sub(self.at_ns) < EVERY_NS || !self.is_unsaid(process) {
             return;
         }
         self.at_ns = now;
-        let (number, training) = sys::lock(&process.memory.training).clone();
+        let (number, training) = sys::lock(&process.memory.work.training).clone();
         self.sent = number;
         if training != self.training {
             self.training.clone_from(&training);
@@ -143,8 +147,8 @@ impl Work {
                 .into_iter()
                 .for_each(&mut *send);
         }
-        if process.stream_lane.load(Acquire) {
-            self.units = process.memory.units.load(Acquire);
+        if process.link.stream_lane.load(Acquire) {
+            self.units = process.memory.work.units.load(Acquire);
             send(Event::Progress(v1::Progress {
                 units: self.units - self.before,
             }));
@@ -153,9 +157,10 @@ impl Work {
 
     /// Whether something is new. With a page the agent reads the units there.
     pub(super) fn is_unsaid(&self, process: &Process) -> bool {
-        let streams = process.stream_lane.load(Acquire);
-        (streams && process.memory.units.load(Acquire) != self.units)
-            || process.memory.training_sent.load(Acquire) < sys::lock(&process.memory.training).0
-            || sys::lock(&process.memory.training).1 != self.training
+        let streams = process.link.stream_lane.load(Acquire);
+        (streams && process.memory.work.units.load(Acquire) != self.units)
+            || process.memory.work.training_sent.load(Acquire)
+                < sys::lock(&process.memory.work.training).0
+            || sys::lock(&process.memory.work.training).1 != self.training
     }
 }

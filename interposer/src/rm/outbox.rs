@@ -11,7 +11,7 @@ pub fn say(process: &Process, rm: &mut Rm, records: Vec<Record>) {
         return;
     }
     // Without an agent nobody empties the box, and the next one gets a snapshot.
-    if process.attached.load(Acquire) {
+    if process.link.attached.load(Acquire) {
         rm.outbox.extend(records.into_iter().map(Up::Record));
         process.bell.ring();
     }

@@ -84,7 +84,7 @@ pub(crate) struct Requests {
 }
 
 /// Memory of one process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memory {
     /// See [`State`].
     pub state: Mutex<State>,
@@ -92,6 +92,26 @@ pub struct Memory {
     pub marks: Marks,
     /// To the agent, in order.
     pub(crate) outbox: Mutex<Vec<Event>>,
+    pub(crate) inbox: Inbox,
+    /// What the service thread does to mappings.
+    pub(crate) changing: Changing<AtomicU64>,
+    pub(crate) shown: Shown,
+    pub(crate) growth: Growth,
+    /// What `tg_requests_in_flight` said last, plus one; written into every new page.
+    pub in_flight: AtomicU64,
+    pub(crate) leased: Leased,
+    /// Where iterations are said.
+    pub(crate) beats: Beats,
+    /// See [`Arenas`].
+    pub(crate) arenas: Mutex<Arenas>,
+    pub(crate) work: Work,
+    pub(crate) job: Job,
+    pub(crate) demands: Demands,
+}
+
+/// What the agent ordered.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
     pub(crate) orders: Mutex<VecDeque<Order>>,
     /// Futex: raised with every order.
     pub(crate) ordered: AtomicU32,
@@ -100,96 +120,82 @@ pub struct Memory {
     pub(crate) cancelled: Mutex<Vec<u64>>,
     /// Orders that have not been answered.
     pub(crate) open: Mutex<Vec<Open>>,
+    /// A thread carries them out.
     pub(crate) service: AtomicBool,
-    /// What the service thread does to mappings.
-    pub(crate) changing: Changing<AtomicU64>,
-    /// What the application is shown as all there is; 0: what the driver says.
+}
+
+/// What the application is shown of each device's memory.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    /// As all there is; 0: what the driver says.
     pub(crate) share: [AtomicU64; DEVICES],
     /// What of it others give up as soon as it is allocated.
     pub(crate) yields: [AtomicU64; DEVICES],
+    /// What it has allocated changed, and the agent has not been told.
     pub(crate) usage_changed: AtomicBool,
+}
+
+/// Caches that grow.
+#[derive(Debug, Default)]
+pub(crate) struct Growth {
     /// Elastic caches and their devices.
     pub(crate) elastic: Mutex<BTreeMap<u32, Growing>>,
     /// What an engine that waits for memory has heard of its agent.
     pub(crate) heard: Mutex<Heard>,
     /// `tg_usage` has said that the mapped memory runs out.
     pub(crate) pressed: AtomicBool,
-    /// What `tg_requests_in_flight` said last, plus one; written into every new page.
-    pub in_flight: AtomicU64,
+}
+
+/// Units that a trainer offers and runs.
+#[derive(Debug, Default)]
+pub(crate) struct Leased {
     /// What `tg_unit` said last, as the page has it; written into every new page, as the next one.
     pub(crate) unit: AtomicU64,
     /// What one such unit takes, ns.
     pub(crate) unit_ns: AtomicU64,
     /// Of each device the lease under which a unit runs, plus one (0: none), and the session that it is of.
     pub(crate) under: [(AtomicU64, AtomicU64); DEVICES],
-    /// Where iterations are said.
-    pub(crate) beats: Beats,
-    /// See [`Arenas`].
-    pub(crate) arenas: Mutex<Arenas>,
+}
+
+/// What the application says of its work.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
     /// Useful units of work, as `tg_progress` says.
     pub(crate) units: AtomicU64,
     /// What `tg_trainer` said last, and how often it has.
     pub(crate) training: Mutex<(u64, Option<v1::Training>)>,
     /// So many of them are on their way to the agent.
     pub(crate) training_sent: AtomicU64,
+}
+
+/// What the process shares with the others of its job.
+#[derive(Debug, Default)]
+pub(crate) struct Job {
     pub(crate) membership: Mutex<Membership>,
     pub(crate) log: AtomicPtr<Member<'static>>,
     pub(crate) requests: Mutex<Requests>,
-    pub(crate) tickets: AtomicU64,
-    /// Demands that a thread waits for, by ticket, with their answers.
-    pub(crate) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
-    /// Futex: raised with every answer to a demand.
-    pub(crate) answers: AtomicU32,
 }
 
-impl Default for Memory {
-    fn default() -> Self {
-        Self {
-            state: Mutex::default(),
-            marks: Marks::default(),
-            outbox: Mutex::default(),
-            orders: Mutex::default(),
-            ordered: AtomicU32::new(0),
-            session: AtomicU64::new(0),
-            cancelled: Mutex::default(),
-            open: Mutex::default(),
-            service: AtomicBool::new(false),
-            changing: Changing::default(),
-            share: [const { AtomicU64::new(0) }; DEVICES],
-            yields: [const { AtomicU64::new(0) }; DEVICES],
-            usage_changed: AtomicBool::new(false),
-            elastic: Mutex::default(),
-            heard: Mutex::default(),
-            pressed: AtomicBool::new(false),
-            in_flight: AtomicU64::new(0),
-            unit: AtomicU64::new(0),
-            unit_ns: AtomicU64::new(0),
-            under: Default::default(),
-            beats: Beats::default(),
-            arenas: Mutex::default(),
-            units: AtomicU64::new(0),
-            training: Mutex::default(),
-            training_sent: AtomicU64::new(0),
-            membership: Mutex::default(),
-            log: AtomicPtr::new(core::ptr::null_mut()),
-            requests: Mutex::default(),
-            tickets: AtomicU64::new(0),
-            awaited: Mutex::default(),
-            answers: AtomicU32::new(0),
-        }
-    }
+/// Demands for memory.
+#[derive(Debug, Default)]
+pub(crate) struct Demands {
+    pub(crate) tickets: AtomicU64,
+    /// Those that a thread waits for, by ticket, with their answers.
+    pub(crate) awaited: Mutex<BTreeMap<u64, Option<bool>>>,
+    /// Futex: raised with every answer.
+    pub(crate) answers: AtomicU32,
 }
 
 impl Memory {
     /// The job's log, and what this process counts in it, if it joined one.
     pub(crate) fn log(&self) -> Option<&'static Member<'static>> {
         // SAFETY: null or leaked.
-        unsafe { self.log.load(Acquire).as_ref() }
+        unsafe { self.job.log.load(Acquire).as_ref() }
     }
 
     /// Replaces it.
     pub(crate) fn set_log(&self, member: Member<'static>) {
-        self.log.store(Box::leak(Box::new(member)), Release);
+        self.job.log.store(Box::leak(Box::new(member)), Release);
     }
 
     /// Entries of the job's log that the engine withholds.
@@ -199,13 +205,14 @@ impl Memory {
 
     /// What the application may have of a device; `None`: what the driver says.
     pub(crate) fn share_of(&self, device: usize) -> Option<u64> {
-        let share = self.share.get(device)?.load(Relaxed);
+        let share = self.shown.share.get(device)?.load(Relaxed);
         (share != 0).then_some(share)
     }
 
     /// What of a device others give up as soon as it is allocated here.
     pub(crate) fn yields_of(&self, device: usize) -> u64 {
-        self.yields
+        self.shown
+            .yields
             .get(device)
             .map_or(0, |place| place.load(Relaxed))
     }
@@ -217,13 +224,13 @@ impl Memory {
 
     /// Shows in a page the unit that could run next.
     pub fn show_unit(&self, page: &Page) {
-        copy(&self.unit_ns, &page.process.unit_ns);
-        copy(&self.unit, &page.process.unit);
+        copy(&self.leased.unit_ns, &page.process.unit_ns);
+        copy(&self.leased.unit, &page.process.unit);
     }
 
     /// What a device's usage is now.
     pub(crate) fn changed(&self) {
-        self.usage_changed.store(true, Release);
+        self.shown.usage_changed.store(true, Release);
     }
 
     /// Whether a mapping is being changed.
@@ -358,7 +365,7 @@ pub(crate) fn can_lose(memory: &Memory, blocks: u32) -> bool {
     if log.room() >= blocks as usize {
         return true;
     }
-    let joined = sys::lock(&memory.membership).joined.clone();
+    let joined = sys::lock(&memory.job.membership).joined.clone();
     let (answer_tx, answer_rx) = mpsc::channel();
     let asked = joined.is_some_and(|joined| joined.send(Ask::Table(blocks, answer_tx)).is_ok());
     let Some(own) = answer_rx
