@@ -90,8 +90,7 @@ pub struct Shell {
     memory: Memory,
     leases: Leases,
     pub(crate) adoption: Adoption,
-    usage: Usage,
-    spans: Spans,
+    history: History,
     pub(crate) settings: Settings,
     pub(crate) counters: Counters,
     pub(crate) ports: Ports,
@@ -111,6 +110,13 @@ pub(crate) struct Time {
     pub beat: u64,
     /// When policy wants a tick.
     pub timer: Option<u64>,
+}
+
+/// What was used, and when.
+#[derive(Debug)]
+struct History {
+    usage: Usage,
+    spans: Spans,
 }
 
 /// What is under way.
@@ -160,8 +166,10 @@ impl Shell {
             memory: Memory::new(),
             leases: Leases::default(),
             adoption: Adoption::new(parts.journal, parts.adopted, now),
-            usage: Usage::new(usize::from(count), now),
-            spans: Spans::new(usize::from(count), now),
+            history: History {
+                usage: Usage::new(usize::from(count), now),
+                spans: Spans::new(usize::from(count), now),
+            },
             settings: Settings {
                 level: parts.level,
                 method: parts.method,
@@ -361,16 +369,19 @@ impl Shell {
     /// that no order waits for it.
     pub(crate) fn account(&mut self) {
         let standing = self.policy.standing();
-        self.spans.stand(standing.busy, self.time.now);
+        self.history.spans.stand(standing.busy, self.time.now);
         for gpu in self.lanes.gpus.ids() {
             let Some(ledger) = self.policy.ledger(gpu).filter(|own| !own.pool().is_zero()) else {
                 continue;
             };
             let totals = ledger.totals();
             let room = ledger.pool().minus(totals.online).minus(totals.headroom);
-            self.usage.leave(gpu, ledger.pool(), room, self.time.now);
+            self.history
+                .usage
+                .leave(gpu, ledger.pool(), room, self.time.now);
         }
-        self.usage
+        self.history
+            .usage
             .stand(standing, self.policy.uses(), self.time.now);
     }
 

@@ -53,7 +53,7 @@ impl Shell {
             };
             let (job, new) = self.lanes.job_named((owner, peer.uid), &newcomer.job, live);
             if new {
-                self.usage.begin(job);
+                self.history.usage.begin(job);
             }
             job
         });

@@ -66,13 +66,13 @@ impl Shell {
     /// Where the node's time went.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
-        &self.usage
+        &self.history.usage
     }
 
     /// When online was busy lately.
     #[must_use]
     pub const fn spans(&self) -> &Spans {
-        &self.spans
+        &self.history.spans
     }
 
     /// Things counted since the start.
