@@ -85,28 +85,8 @@ pub struct Batch {
     aside: VecDeque<Slot>,
     /// In the order in which they joined.
     running: Vec<Slot>,
-    steps: u64,
-    ends: BinaryHeap<Reverse<(u64, Slot, u32)>>,
-    /// Running sequences by the step, modulo the block's tokens, at which they need another block.
-    grow: [Vec<Slot>; BLOCK_TOKENS as usize],
-    /// Cached tokens of all that run.
-    context: u64,
-    parts: Vec<Part>,
-    /// The last of them is shorter than it would be with more blocks.
-    cut: bool,
-    decoding: bool,
-    under_way: bool,
-    given: Given,
-    /// Kept tokens.
-    pub tokens: Tokens,
-    /// Requests finished.
-    pub finished: u64,
-    /// Requests pushed back for want of a block.
-    pub pushed_back: u64,
     /// Requests of low priority that are here.
     pub low: u32,
-    /// Requests refused, as they need more than the whole cache.
-    pub refused: u64,
     /// Whether others go past a request that could not run even alone, as with the plugin (`vllm/aside.py`).
     pub passes: bool,
     /// Blocks it could ever hold, if it reads the part of a prompt that it has blocks for, as with the plugin
@@ -114,6 +94,45 @@ pub struct Batch {
     pub reach: u32,
     /// Its blocks.
     pub store: Store,
+    ahead: Ahead,
+    pass: Pass,
+    /// So far.
+    pub counts: Counts,
+}
+
+/// What comes with later steps.
+#[derive(Clone, Debug, Default)]
+struct Ahead {
+    steps: u64,
+    ends: BinaryHeap<Reverse<(u64, Slot, u32)>>,
+    /// Running sequences by the step, modulo the block's tokens, at which they need another block.
+    grow: [Vec<Slot>; BLOCK_TOKENS as usize],
+    /// Cached tokens of all that run.
+    context: u64,
+}
+
+/// The iteration that is planned or under way.
+#[derive(Clone, Debug, Default)]
+struct Pass {
+    parts: Vec<Part>,
+    /// The last of them is shorter than it would be with more blocks.
+    cut: bool,
+    decoding: bool,
+    under_way: bool,
+    given: Given,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Kept tokens.
+    pub tokens: Tokens,
+    /// Requests finished.
+    pub finished: u64,
+    /// Requests pushed back for want of a block.
+    pub pushed_back: u64,
+    /// Requests refused, as they need more than the whole cache.
+    pub refused: u64,
 }
 
 impl Batch {
@@ -133,20 +152,10 @@ impl Batch {
             waiting: VecDeque::new(),
             aside: VecDeque::new(),
             running: Vec::new(),
-            steps: 0,
-            ends: BinaryHeap::new(),
-            grow: Default::default(),
-            context: 0,
-            parts: Vec::new(),
-            cut: false,
-            decoding: false,
-            under_way: false,
-            given: Given::default(),
-            tokens: Tokens::default(),
-            finished: 0,
-            pushed_back: 0,
+            ahead: Ahead::default(),
+            pass: Pass::default(),
             low: 0,
-            refused: 0,
+            counts: Counts::default(),
             passes: false,
             reach: 0,
             store,
@@ -185,7 +194,7 @@ impl Batch {
         if fits {
             self.admit(id, input, output);
         } else {
-            self.refused += 1;
+            self.counts.refused += 1;
         }
         fits
     }
@@ -258,7 +267,7 @@ impl Batch {
         match (self.running.first(), self.waiting.front()) {
             (Some(slot), _) => {
                 let sequence = &self.sequences[*slot as usize];
-                let left = sequence.ends.saturating_sub(self.steps);
+                let left = sequence.ends.saturating_sub(self.ahead.steps);
                 let left = u32::try_from(left).unwrap_or(u32::MAX);
                 (sequence.id, sequence.output - left.min(sequence.output))
             }
@@ -271,7 +280,7 @@ impl Batch {
     }
 
     fn growth(&self) -> u32 {
-        let due = &self.grow[(self.steps % u64::from(BLOCK_TOKENS)) as usize];
+        let due = &self.ahead.grow[(self.ahead.steps % u64::from(BLOCK_TOKENS)) as usize];
         u32::try_from(due.len()).unwrap_or(u32::MAX)
     }
 
@@ -300,7 +309,7 @@ impl Batch {
     /// Starts the next iteration; `None` while one is under way, without work, or when no block is
     /// left for what there is.
     pub fn start(&mut self) -> Option<Iteration> {
-        if self.under_way {
+        if self.pass.under_way {
             return None;
         }
         self.make_room();
@@ -308,27 +317,31 @@ impl Batch {
             self.step_aside();
         }
         let growth = self.growth();
-        self.parts.clear();
-        self.cut = false;
+        self.pass.parts.clear();
+        self.pass.cut = false;
         let attention_ms = self.read_prompts(growth);
-        let prompt_tokens: u32 = self.parts.iter().map(|part| part.new).sum();
-        self.decoding = !self.running.is_empty()
-            && (self.parts.is_empty() || self.batching != Batching::PrefillFirst);
-        if !self.decoding && self.parts.is_empty() {
+        let prompt_tokens: u32 = self.pass.parts.iter().map(|part| part.new).sum();
+        self.pass.decoding = !self.running.is_empty()
+            && (self.pass.parts.is_empty() || self.batching != Batching::PrefillFirst);
+        if !self.pass.decoding && self.pass.parts.is_empty() {
             return None;
         }
-        if self.decoding {
+        if self.pass.decoding {
             self.take_growth();
         }
-        self.under_way = true;
+        self.pass.under_way = true;
         self.give_prompts();
-        let decodes = if self.decoding { self.running.len() } else { 0 };
-        self.given.computed += decodes as u64;
+        let decodes = if self.pass.decoding {
+            self.running.len()
+        } else {
+            0
+        };
+        self.pass.given.computed += decodes as u64;
         let decodes = u32::try_from(decodes).unwrap_or(u32::MAX);
         if self.batching == Batching::DecodeOnly {
-            let joining = u32::try_from(self.parts.len()).unwrap_or(u32::MAX);
+            let joining = u32::try_from(self.pass.parts.len()).unwrap_or(u32::MAX);
             let decodes = decodes.saturating_add(joining);
-            let context = self.context + u64::from(prompt_tokens);
+            let context = self.ahead.context + u64::from(prompt_tokens);
             return Some(Iteration {
                 ns: (self.cost.decode_ms(decodes, context) * 1e6) as u64,
                 prompt_tokens: 0,
@@ -344,7 +357,7 @@ impl Batch {
 
     /// A mixed iteration reads the prompt tokens and one token of each decode in one pass.
     fn duration(&self, prompt_tokens: u32, attention_ms: f64, decodes: u32) -> u64 {
-        let context = if decodes > 0 { self.context } else { 0 };
+        let context = if decodes > 0 { self.ahead.context } else { 0 };
         let decode = || self.cost.decode_ms(decodes, context);
         let ms = if prompt_tokens == 0 {
             decode()
@@ -363,7 +376,7 @@ impl Batch {
     /// Whether the iteration that was started last reads a part of a prompt for want of blocks for more.
     #[must_use]
     pub const fn reads_part(&self) -> bool {
-        self.cut
+        self.pass.cut
     }
 
     /// Whether a prompt that lacks `whole` blocks may be begun without them, beside the next tokens of those that decode.
@@ -390,7 +403,7 @@ impl Batch {
                 let there = available.saturating_sub(decoding);
                 let part = ((held + there) * BLOCK_TOKENS).saturating_sub(cached);
                 if part >= LEAST_PART {
-                    (new, now, self.cut) = (part, there, true);
+                    (new, now, self.pass.cut) = (part, there, true);
                 }
             }
             let fits = match self.store.spare {
@@ -407,18 +420,18 @@ impl Batch {
             }
             attention_ms += self.cost.attention_ms(new, cached);
             let stamp = self.sequences[slot as usize].stamp;
-            self.parts.push(Part { slot, stamp, new });
+            self.pass.parts.push(Part { slot, stamp, new });
         }
         attention_ms
     }
 
     fn give_prompts(&mut self) {
-        for part in &self.parts {
+        for part in &self.pass.parts {
             let sequence = &mut self.sequences[part.slot as usize];
             let end = sequence.cached + part.new;
             let again = end.min(sequence.reached).saturating_sub(sequence.cached);
-            self.given.computed += u64::from(part.new);
-            self.given.again += u64::from(again);
+            self.pass.given.computed += u64::from(part.new);
+            self.pass.given.again += u64::from(again);
             sequence.reached = sequence.reached.max(end);
         }
     }
@@ -430,7 +443,7 @@ impl Batch {
         if !sequence.running {
             return (sequence.cached, 0);
         }
-        let end = self.cached(slot) + u32::from(self.under_way && self.decoding);
+        let end = self.cached(slot) + u32::from(self.pass.under_way && self.pass.decoding);
         (
             end,
             end.min(sequence.reached).saturating_sub(sequence.joined),
@@ -445,8 +458,8 @@ impl Batch {
             .iter()
             .map(|slot| u64::from(self.decoded(*slot).1));
         Given {
-            again: self.given.again + running.sum::<u64>(),
-            ..self.given
+            again: self.pass.given.again + running.sum::<u64>(),
+            ..self.pass.given
         }
     }
 
@@ -454,16 +467,16 @@ impl Batch {
     fn cached(&self, slot: Slot) -> u32 {
         let sequence = &self.sequences[slot as usize];
         if sequence.running {
-            sequence.cached.wrapping_add(self.steps as u32)
+            sequence.cached.wrapping_add(self.ahead.steps as u32)
         } else {
             sequence.cached
         }
     }
 
     fn join(&mut self, slot: Slot) {
-        let steps = self.steps;
+        let steps = self.ahead.steps;
         let sequence = &mut self.sequences[slot as usize];
-        self.context += u64::from(sequence.cached);
+        self.ahead.context += u64::from(sequence.cached);
         sequence.joined = sequence.cached;
         let left = sequence.output - sequence.generated;
         sequence.ends = steps + u64::from(left);
@@ -472,9 +485,10 @@ impl Batch {
         let due = (steps + u64::from(until)) % u64::from(BLOCK_TOKENS);
         sequence.cached = sequence.cached.wrapping_sub(steps as u32);
         sequence.running = true;
-        self.ends
+        self.ahead
+            .ends
             .push(Reverse((sequence.ends, slot, sequence.stamp)));
-        self.grow[due as usize].push(slot);
+        self.ahead.grow[due as usize].push(slot);
         self.running.push(slot);
     }
 
@@ -482,17 +496,17 @@ impl Batch {
     fn leave(&mut self, slot: Slot) {
         let cached = self.cached(slot);
         let (end, again) = self.decoded(slot);
-        self.given.again += u64::from(again);
-        self.context -= u64::from(cached);
+        self.pass.given.again += u64::from(again);
+        self.ahead.context -= u64::from(cached);
         let until = (BLOCK_TOKENS - cached % BLOCK_TOKENS) % BLOCK_TOKENS;
-        let due = ((self.steps + u64::from(until)) % u64::from(BLOCK_TOKENS)) as usize;
-        if let Some(place) = self.grow[due].iter().position(|known| *known == slot) {
-            self.grow[due].swap_remove(place);
+        let due = ((self.ahead.steps + u64::from(until)) % u64::from(BLOCK_TOKENS)) as usize;
+        if let Some(place) = self.ahead.grow[due].iter().position(|known| *known == slot) {
+            self.ahead.grow[due].swap_remove(place);
         }
         if let Some(place) = self.running.iter().rposition(|known| *known == slot) {
             self.running.remove(place);
         }
-        let steps = self.steps;
+        let steps = self.ahead.steps;
         let sequence = &mut self.sequences[slot as usize];
         sequence.cached = cached;
         sequence.reached = sequence.reached.max(end);
@@ -503,25 +517,25 @@ impl Batch {
 
     /// The iteration under way is over.
     pub fn finish(&mut self, mut progress: impl FnMut(Progress)) {
-        if !core::mem::take(&mut self.under_way) {
+        if !core::mem::take(&mut self.pass.under_way) {
             return;
         }
-        if core::mem::take(&mut self.decoding) {
-            self.steps += 1;
+        if core::mem::take(&mut self.pass.decoding) {
+            self.ahead.steps += 1;
             let decoded = self.running.len() as u64;
-            self.context += decoded;
-            self.tokens.generated += decoded;
-            while let Some(Reverse((step, slot, stamp))) = self.ends.peek().copied()
-                && step <= self.steps
+            self.ahead.context += decoded;
+            self.counts.tokens.generated += decoded;
+            while let Some(Reverse((step, slot, stamp))) = self.ahead.ends.peek().copied()
+                && step <= self.ahead.steps
             {
-                self.ends.pop();
+                self.ahead.ends.pop();
                 if self.sequences[slot as usize].stamp == stamp {
                     self.leave(slot);
                     self.retire(slot, &mut progress);
                 }
             }
         }
-        let mut parts = core::mem::take(&mut self.parts);
+        let mut parts = core::mem::take(&mut self.pass.parts);
         for part in parts.drain(..) {
             let sequence = &mut self.sequences[part.slot as usize];
             if sequence.stamp != part.stamp {
@@ -529,13 +543,13 @@ impl Batch {
             }
             sequence.cached += part.new;
             let read = sequence.cached.min(sequence.input);
-            self.tokens.prompt += u64::from(read.saturating_sub(sequence.read));
+            self.counts.tokens.prompt += u64::from(read.saturating_sub(sequence.read));
             sequence.read = sequence.read.max(read);
             if sequence.cached < sequence.prompt {
                 continue;
             }
             sequence.generated += 1;
-            self.tokens.generated += 1;
+            self.counts.tokens.generated += 1;
             if sequence.generated == 1 {
                 progress(Progress::First(sequence.id));
             }
@@ -549,11 +563,11 @@ impl Batch {
                 self.join(part.slot);
             }
         }
-        self.parts = parts;
+        self.pass.parts = parts;
     }
 
     fn retire(&mut self, slot: Slot, progress: &mut impl FnMut(Progress)) {
-        self.finished += 1;
+        self.counts.finished += 1;
         self.low -= u32::from(self.sequences[slot as usize].low);
         progress(Progress::Finished(self.sequences[slot as usize].id));
         self.release(slot);
@@ -563,7 +577,7 @@ impl Batch {
     /// Cached tokens of all running sequences.
     #[must_use]
     pub fn context(&self) -> u64 {
-        self.context
+        self.ahead.context
     }
 }
 

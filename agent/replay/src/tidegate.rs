@@ -109,19 +109,31 @@ pub struct Tidegate {
     online: Online,
     offline: Option<Offline>,
     mail: VecDeque<(u64, Mail)>,
-    /// When the agent hears a doorbell.
-    doorbell: u64,
-    /// When online tries again to begin an iteration for which it has no memory.
-    retry: u64,
     /// The world has begun.
     begun: bool,
     /// As the last call left offline's channels.
     enabled: bool,
+    book: Option<Book>,
+    timers: Timers,
+    figures: Seen,
+}
+
+/// When something happens by itself.
+#[derive(Debug)]
+struct Timers {
+    /// When the agent hears a doorbell.
+    doorbell: u64,
+    /// When online tries again to begin an iteration for which it has no memory.
+    retry: u64,
+}
+
+/// What is kept for the report.
+#[derive(Debug, Default)]
+struct Seen {
     /// Most that was held beyond the pool.
     overdrawn: u64,
     /// Cooldowns in force at each wake.
     cooldowns: (u64, u128),
-    book: Option<Book>,
 }
 
 impl Tidegate {
@@ -137,8 +149,8 @@ impl Tidegate {
             .min(self.online.next())
             .min(offline)
             .min(mail)
-            .min(self.doorbell)
-            .min(self.retry)
+            .min(self.timers.doorbell)
+            .min(self.timers.retry)
     }
 
     /// All that happens at `now`.
@@ -146,7 +158,7 @@ impl Tidegate {
         self.time.set(now);
         self.online.probed(now);
         if self.online.publishes(now) {
-            self.doorbell = self.doorbell.min(now + self.edge);
+            self.timers.doorbell = self.timers.doorbell.min(now + self.edge);
         }
         if let Some(said) = self.online.cache.as_mut().and_then(|c| c.carried_out(now)) {
             self.post(now, Mail::Said(ONLINE, said));
@@ -163,15 +175,15 @@ impl Tidegate {
                     .push_back((now + self.edge, Mail::Said(OFFLINE, said)));
             }
         }
-        if now >= self.doorbell || now >= self.shell.deadline() {
-            self.doorbell = NEVER;
+        if now >= self.timers.doorbell || now >= self.shell.deadline() {
+            self.timers.doorbell = NEVER;
             self.inform(now, pool.as_deref_mut());
             self.shell.wake();
             self.shell.rest();
         }
         self.answer(now, out);
-        if now >= self.retry {
-            self.retry = NEVER;
+        if now >= self.timers.retry {
+            self.timers.retry = NEVER;
             out.push(Command::Retry);
         }
         self.audit(pool);
@@ -262,8 +274,8 @@ impl Tidegate {
         match (switch, self.rule) {
             (Switch::Enable, Rule::Own) => {
                 let cooldown = self.cooldown(now);
-                self.cooldowns.0 += 1;
-                self.cooldowns.1 += cooldown.as_nanos();
+                self.figures.cooldowns.0 += 1;
+                self.figures.cooldowns.1 += cooldown.as_nanos();
                 out.push(Command::Run { takes });
             }
             (Switch::Enable, Rule::Foreign { runs, .. }) => {
@@ -327,14 +339,14 @@ impl Tidegate {
         if let (Some(offline), Some(cache), Some(pool)) = (&self.offline, &self.online.cache, pool)
         {
             let held = cache.promised() + offline.holds(pool);
-            self.overdrawn = self.overdrawn.max(held.saturating_sub(pool.bytes));
+            self.figures.overdrawn = self.figures.overdrawn.max(held.saturating_sub(pool.bytes));
         }
     }
 
     /// Most that was mapped, backed or on its way beyond what there is, bytes: zero, or the agent is wrong.
     #[must_use]
     pub const fn overdrawn(&self) -> u64 {
-        self.overdrawn
+        self.figures.overdrawn
     }
 
     /// Keeps a history for placement, in slices of `every` ns.
@@ -392,7 +404,7 @@ impl Tidegate {
             Event::Start | Event::Stopped | Event::Running | Event::OfflineDone => false,
         };
         if rang {
-            self.doorbell = self.doorbell.min(now + self.edge);
+            self.timers.doorbell = self.timers.doorbell.min(now + self.edge);
         }
     }
 
@@ -423,7 +435,7 @@ impl Tidegate {
         let said = cache.reserve(wants.all, false, now);
         pool.limit_online(cache.mapped);
         let enough = wants.least.min(cache.whole()) <= cache.mapped;
-        self.retry = if enough { NEVER } else { now + SHORTAGE_WAIT };
+        self.timers.retry = if enough { NEVER } else { now + SHORTAGE_WAIT };
         if let Some(said) = said {
             self.post(now, Mail::Said(ONLINE, said));
         }
@@ -453,7 +465,7 @@ impl Tidegate {
             record.at_end = Some(view.cooldown);
             record.gaps_seen = view.decode_gaps;
         }
-        let (wakes, sum) = self.cooldowns;
+        let (wakes, sum) = self.figures.cooldowns;
         let mean = sum.checked_div(u128::from(wakes));
         record.mean =
             mean.map(|mean| Duration::from_nanos(u64::try_from(mean).unwrap_or(u64::MAX)));

@@ -198,16 +198,10 @@ pub struct Unit {
 /// The job as it goes.
 #[derive(Clone, Debug)]
 pub struct Trainer {
-    cost: Cost,
     layers: u32,
     length: u32,
     window: u32,
     samples: u32,
-    /// Part of the forward's work that the adapter adds.
-    adapter: f64,
-    per_token_ms: f64,
-    weights_ns: f64,
-    optimizer_ns: f64,
     forward: Vec<Demand>,
     held_most: u32,
     /// Forward of the sample that is next: tokens, and layers of the window that begins there.
@@ -223,6 +217,25 @@ pub struct Trainer {
     ended: u32,
     /// Part of the unit under way that is done, from 0 to 1.
     part: f64,
+    rates: Rates,
+    /// So far.
+    pub totals: Totals,
+}
+
+/// What training costs on this GPU.
+#[derive(Clone, Debug)]
+struct Rates {
+    cost: Cost,
+    /// Part of the forward's work that the adapter adds.
+    adapter: f64,
+    per_token_ms: f64,
+    weights_ns: f64,
+    optimizer_ns: f64,
+}
+
+/// What was trained.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
     /// Tokens trained.
     pub trained: u64,
     /// Steps of the optimizer.
@@ -250,12 +263,14 @@ impl Trainer {
             length: job.length,
             window: job.window.clamp(1, job.length),
             samples: job.samples.max(1),
-            adapter: parameters as f64 / job.model.shape.parameters() as f64,
-            per_token_ms,
-            weights_ns: cost.decode_ms(1, 0) * 1e6,
-            // Gradient, two moments and weight, in and out, four and two bytes each: 16 a parameter.
-            optimizer_ns: bytes / gpu.memory_bytes_per_s * 1e9,
-            cost,
+            rates: Rates {
+                adapter: parameters as f64 / job.model.shape.parameters() as f64,
+                per_token_ms,
+                weights_ns: cost.decode_ms(1, 0) * 1e6,
+                // Gradient, two moments and weight, in and out, four and two bytes each: 16 a parameter.
+                optimizer_ns: bytes / gpu.memory_bytes_per_s * 1e9,
+                cost,
+            },
             forward: Vec::new(),
             held_most: held_most.max(1),
             tokens: 0,
@@ -265,11 +280,7 @@ impl Trainer {
             back: (0, 0),
             ended: 0,
             part: 0.0,
-            trained: 0,
-            steps: 0,
-            units: 0,
-            redone: 0,
-            alone_ns: 0.0,
+            totals: Totals::default(),
         };
         let windows = 0..trainer.windows();
         trainer.forward = windows
@@ -289,15 +300,16 @@ impl Trainer {
         let layers = f64::from(self.layers);
         Demand {
             compute_ns: self.compute_ns(tokens, begin) / layers,
-            memory_ns: self.weights_ns / layers,
+            memory_ns: self.rates.weights_ns / layers,
         }
     }
 
     /// Computing of `tokens` behind `before` of the same sample through all layers, ns.
     #[must_use]
     pub fn compute_ns(&self, tokens: u32, before: u32) -> f64 {
-        let attention = self.cost.attention_ms(tokens, before);
-        let ms = self.per_token_ms * f64::from(tokens) * (1.0 + self.adapter) + attention;
+        let attention = self.rates.cost.attention_ms(tokens, before);
+        let ms =
+            self.rates.per_token_ms * f64::from(tokens) * (1.0 + self.rates.adapter) + attention;
         ms * 1e6
     }
 
@@ -305,7 +317,7 @@ impl Trainer {
     #[must_use]
     pub fn sample_ns(&self) -> f64 {
         let forward = self.forward.iter().map(Demand::alone_ns).sum::<f64>();
-        3.0 * forward * f64::from(self.layers) + self.optimizer_ns / f64::from(self.samples)
+        3.0 * forward * f64::from(self.layers) + self.rates.optimizer_ns / f64::from(self.samples)
     }
 
     /// The backward of a window is to be run next, or an optimizer's step: no forward could be.
@@ -345,7 +357,7 @@ impl Trainer {
                 window: 0,
                 demand: Demand {
                     compute_ns: 0.0,
-                    memory_ns: self.optimizer_ns,
+                    memory_ns: self.rates.optimizer_ns,
                 },
             };
         }
@@ -380,19 +392,19 @@ impl Trainer {
 
     /// A part of the unit is done.
     pub fn progress(&mut self, part: f64) {
-        self.alone_ns += part * self.unit().demand.alone_ns();
+        self.totals.alone_ns += part * self.unit().demand.alone_ns();
         self.part = (self.part + part).min(1.0);
     }
 
     /// The unit is done.
     pub fn done(&mut self) {
         let unit = self.unit();
-        self.alone_ns += self.left() * unit.demand.alone_ns();
+        self.totals.alone_ns += self.left() * unit.demand.alone_ns();
         self.part = 0.0;
-        self.units += 1;
+        self.totals.units += 1;
         match unit.phase {
             Phase::Optimizer => {
-                self.steps += 1;
+                self.totals.steps += 1;
                 (self.begun, self.ended) = (0, 0);
             }
             Phase::Backward => {
@@ -405,7 +417,7 @@ impl Trainer {
                     self.back = (0, 0);
                     self.ahead -= 1;
                     self.ended += 1;
-                    self.trained += u64::from(self.length);
+                    self.totals.trained += u64::from(self.length);
                 }
             }
             Phase::Forward => {
@@ -436,7 +448,7 @@ impl Trainer {
             return;
         }
         let before = self.forwarded();
-        self.alone_ns += self.compute_ns(tokens, before);
+        self.totals.alone_ns += self.compute_ns(tokens, before);
         (self.tokens, self.layer) = (before + tokens, 0);
         self.end_forward();
     }
@@ -459,9 +471,9 @@ impl Trainer {
         let samples = fit.min(self.samples - self.ended);
         self.begun += samples;
         self.ended += samples;
-        self.trained += u64::from(samples) * u64::from(self.length);
-        self.units += u64::from(samples) * u64::from(2 * self.layers * self.windows());
-        self.alone_ns += sample * f64::from(samples);
+        self.totals.trained += u64::from(samples) * u64::from(self.length);
+        self.totals.units += u64::from(samples) * u64::from(2 * self.layers * self.windows());
+        self.totals.alone_ns += sample * f64::from(samples);
         ns - sample * f64::from(samples)
     }
 
@@ -469,10 +481,10 @@ impl Trainer {
     pub fn lose_layer(&mut self) {
         self.part = 0.0;
         if self.ahead > 0 {
-            self.redone += u64::from(self.back.1 * self.window);
+            self.totals.redone += u64::from(self.back.1 * self.window);
             self.back.1 = 0;
         } else if self.layer > 0 {
-            self.redone += u64::from(self.window);
+            self.totals.redone += u64::from(self.window);
             self.layer -= 1;
         }
     }
@@ -559,10 +571,10 @@ mod tests {
                     _ => trainer.done(),
                 }
                 prop_assert!(trainer.held() <= held + 1);
-                prop_assert!(trainer.trained.is_multiple_of(u64::from(length)));
-                prop_assert!(trainer.trained >= before.trained);
-                samples = trainer.trained / u64::from(length);
-                prop_assert!(samples / 3 >= trainer.steps && samples <= 3 * (trainer.steps + 1));
+                prop_assert!(trainer.totals.trained.is_multiple_of(u64::from(length)));
+                prop_assert!(trainer.totals.trained >= before.totals.trained);
+                samples = trainer.totals.trained / u64::from(length);
+                prop_assert!(samples / 3 >= trainer.totals.steps && samples <= 3 * (trainer.totals.steps + 1));
                 work += trainer.unit().demand.alone_ns();
             }
             prop_assert!(work > 0.0);

@@ -8,7 +8,7 @@ impl Batch {
     pub(super) fn make_room(&mut self) {
         while self.store.available() < self.growth() {
             if self.low > 0 && self.put_back_low() {
-                self.pushed_back += 1;
+                self.counts.pushed_back += 1;
                 continue;
             }
             // Who has only begun to be read is the last to have come.
@@ -22,7 +22,7 @@ impl Batch {
             } else {
                 return;
             }
-            self.pushed_back += 1;
+            self.counts.pushed_back += 1;
         }
     }
 
@@ -54,9 +54,9 @@ impl Batch {
     }
 
     pub(super) fn take_growth(&mut self) {
-        let due = (self.steps % u64::from(BLOCK_TOKENS)) as usize;
-        for place in 0..self.grow[due].len() {
-            let slot = self.grow[due][place];
+        let due = (self.ahead.steps % u64::from(BLOCK_TOKENS)) as usize;
+        for place in 0..self.ahead.grow[due].len() {
+            let slot = self.ahead.grow[due][place];
             self.take_block(slot);
         }
     }
@@ -126,7 +126,7 @@ impl Batch {
     /// Blocks of those whose first prompt tokens are being read: nothing is computed yet that could
     /// be lost with them.
     pub fn begun(&self) -> impl Iterator<Item = u32> + '_ {
-        let parts = self.parts.iter();
+        let parts = self.pass.parts.iter();
         let parts = parts.map(|part| &self.sequences[part.slot as usize]);
         let begun = parts.filter(|sequence| !sequence.running && sequence.cached == 0);
         begun.flat_map(|sequence| sequence.blocks.iter().copied())
@@ -151,15 +151,15 @@ impl Batch {
             let slot = self.waiting[place];
             self.release(slot);
             let sequence = &mut self.sequences[slot as usize];
-            self.tokens.prompt -= u64::from(sequence.read);
-            self.tokens.generated -= u64::from(sequence.generated);
+            self.counts.tokens.prompt -= u64::from(sequence.read);
+            self.counts.tokens.generated -= u64::from(sequence.generated);
             lost += u64::from(sequence.read) + u64::from(sequence.generated);
             (sequence.cached, sequence.generated, sequence.read) = (0, 0, 0);
             sequence.prompt = sequence.input;
         }
-        self.parts.clear();
-        self.decoding = false;
-        self.under_way = false;
+        self.pass.parts.clear();
+        self.pass.decoding = false;
+        self.pass.under_way = false;
         lost
     }
 }

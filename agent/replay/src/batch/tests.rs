@@ -135,7 +135,7 @@ proptest! {
         prop_assert_eq!(finished, (0..requests.len() as u64).collect::<Vec<_>>());
         let prompt: u64 = requests.iter().map(|r| u64::from(r.0)).sum();
         let generated: u64 = requests.iter().map(|r| u64::from(r.1)).sum();
-        prop_assert_eq!(batch.tokens, Tokens { prompt, generated });
+        prop_assert_eq!(batch.counts.tokens, Tokens { prompt, generated });
         // The last token of an answer is never read.
         let needed = prompt + generated - requests.len() as u64;
         let Given { computed: given, again } = batch.given();
@@ -258,7 +258,7 @@ fn whoever_could_not_run_even_alone_keeps_nobody_waiting() {
             assert!(batch.offer(id, input, 2));
         }
         assert!(!batch.offer(3, 20 * BLOCK_TOKENS, 1), "no cache holds that");
-        assert_eq!(batch.refused, 1);
+        assert_eq!(batch.counts.refused, 1);
         for id in 10..310 {
             assert!(batch.offer(id, 11 * BLOCK_TOKENS, 1));
         }
@@ -319,6 +319,6 @@ fn a_request_of_low_priority_comes_last_and_leaves_first() {
     assert_eq!(place(Progress::First(100)), Some(0));
     assert!(place(Progress::First(1)) < place(Progress::First(101)));
     assert!(place(Progress::Finished(1)) < place(Progress::Finished(100)));
-    assert!(batch.pushed_back > 0);
-    assert_eq!(batch.tokens.generated, 40 + 4 + 30 + 20);
+    assert!(batch.counts.pushed_back > 0);
+    assert_eq!(batch.counts.tokens.generated, 40 + 4 + 30 + 20);
 }

@@ -177,12 +177,14 @@ fn rate(offline: &Offline, block: u64, bytes: u64) -> f64 {
         now += iteration.ns;
         batch.finish(|_| {});
         if now >= WARM && warm.is_none() {
-            warm = Some((now, batch.tokens));
+            warm = Some((now, batch.counts.tokens));
         }
     }
     let Some((since, before)) = warm else {
         return 0.0;
     };
-    let kept = batch.tokens.prompt + batch.tokens.generated - before.prompt - before.generated;
+    let kept = batch.counts.tokens.prompt + batch.counts.tokens.generated
+        - before.prompt
+        - before.generated;
     kept as f64 / ((now - since).max(1) as f64 / 1e9)
 }

@@ -174,8 +174,23 @@ struct World<'a> {
     /// The unit under way takes this many times what it should.
     noise: f64,
     contention: Contention,
+    out: Tuned,
+    last_key: Option<Key>,
+    queue: Queue,
+    flags: Flags,
+    trained: Trained,
+}
+
+/// Online's requests.
+#[derive(Debug, Default)]
+struct Queue {
     next_request: usize,
     in_flight: u32,
+}
+
+/// How the unit under way stands.
+#[derive(Debug, Default)]
+struct Flags {
     /// The gate stopped it in mid-unit: the next start restores its context.
     gated: bool,
     /// Memory it needs is online's.
@@ -184,11 +199,14 @@ struct World<'a> {
     begun: bool,
     /// Something ran in the last iteration's pass or beside it.
     shared: bool,
+}
+
+/// What was trained which way.
+#[derive(Debug, Default)]
+struct Trained {
     /// What was trained which way, and of the trainer's all what is in there, ns.
     ways: [f64; Way::COUNT],
     counted: f64,
-    out: Tuned,
-    last_key: Option<Key>,
 }
 
 const fn ns(span: Duration) -> u64 {
@@ -236,14 +254,9 @@ impl<'a> World<'a> {
             rng: Rng::stream(of.spec.seed, 0x7e),
             noise: 1.0,
             contention: of.contention,
-            next_request: 0,
-            in_flight: 0,
-            gated: false,
-            blocked: false,
-            begun: false,
-            shared: false,
-            ways: [0.0; Way::COUNT],
-            counted: 0.0,
+            queue: Queue::default(),
+            flags: Flags::default(),
+            trained: Trained::default(),
             out: Tuned {
                 requests: requests.collect(),
                 ..Tuned::default()
@@ -301,16 +314,17 @@ impl<'a> World<'a> {
             }
         }
         self.out.length = Duration::from_nanos(now);
-        (self.out.trained, self.out.steps) = (self.trainer.trained, self.trainer.steps);
-        (self.out.units, self.out.redone) = (self.trainer.units, self.trainer.redone);
-        self.out.ways = self.ways.map(|ns| ns as u64);
+        (self.out.trained, self.out.steps) =
+            (self.trainer.totals.trained, self.trainer.totals.steps);
+        (self.out.units, self.out.redone) = (self.trainer.totals.units, self.trainer.totals.redone);
+        self.out.ways = self.trained.ways.map(|ns| ns as u64);
         self.out
     }
 
     /// What was trained since was trained this way.
     fn went(&mut self, way: Way) {
-        self.ways[way as usize] += self.trainer.alone_ns - self.counted;
-        self.counted = self.trainer.alone_ns;
+        self.trained.ways[way as usize] += self.trainer.totals.alone_ns - self.trained.counted;
+        self.trained.counted = self.trainer.totals.alone_ns;
     }
 
     fn see(&mut self, event: Event, now: u64) {
@@ -320,20 +334,20 @@ impl<'a> World<'a> {
     fn next_arrival(&self) -> Option<u64> {
         let requests = self.of.spec.online.trace.requests();
         requests
-            .get(self.next_request)
+            .get(self.queue.next_request)
             .map(|request| request.arrival.0)
     }
 
     fn admit(&mut self, now: u64) {
         let trace = &self.of.spec.online.trace;
-        while let Some(request) = trace.requests().get(self.next_request)
+        while let Some(request) = trace.requests().get(self.queue.next_request)
             && request.arrival.0 <= now
         {
-            let id = self.next_request as u64;
+            let id = self.queue.next_request as u64;
             self.batch
                 .admit(id, request.input_tokens, request.output_tokens);
-            self.next_request += 1;
-            self.in_flight += 1;
+            self.queue.next_request += 1;
+            self.queue.in_flight += 1;
             self.policy
                 .see(&Event::Arrived { request: id }, request.arrival.0);
         }
@@ -356,7 +370,7 @@ impl<'a> World<'a> {
     }
 
     fn may_train(&self) -> bool {
-        !self.blocked
+        !self.flags.blocked
     }
 
     fn truth(&self, arrival: u64, launch: u64) -> Truth {

@@ -48,7 +48,7 @@ pub(super) fn run(spec: &Spec, cap: u32, alone: &Alone) -> Outcome {
             drawn += 1;
             outcome.offline.offered += 1;
             if needs > engine.store.cache {
-                engine.refused += 1;
+                engine.counts.refused += 1;
                 break;
             }
             engine.admit_low(LOW + drawn, draw.input_tokens, draw.output_tokens);
@@ -117,11 +117,11 @@ fn count(spec: &Spec, engine: &Batch, outcome: &mut Outcome) {
     });
     let given = engine.given();
     let offline = &mut outcome.offline;
-    offline.prompt_tokens = engine.tokens.prompt.saturating_sub(prompt);
-    offline.generated_tokens = engine.tokens.generated.saturating_sub(generated);
+    offline.prompt_tokens = engine.counts.tokens.prompt.saturating_sub(prompt);
+    offline.generated_tokens = engine.counts.tokens.generated.saturating_sub(generated);
     offline.computed_tokens = given.computed.saturating_sub(prompt + generated);
     offline.again_tokens = given.again;
-    offline.capacity_preemptions = engine.pushed_back;
-    offline.refused = engine.refused;
+    offline.capacity_preemptions = engine.counts.pushed_back;
+    offline.refused = engine.counts.refused;
     offline.iterations = outcome.online_iterations;
 }

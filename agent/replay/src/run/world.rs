@@ -78,11 +78,28 @@ pub(super) struct World<'a> {
     pool: Pool,
     commands: Vec<Command>,
     state: State,
+    online: Option<Work>,
+    offline: Option<Work>,
+    turn: Turn,
+    waits: Waits,
+    pause: Pause,
+    queue: Queue,
+    counts: Counts,
+    feed: Feed,
+    kept: Kept,
+}
+
+/// Who has a GPU that is shared.
+#[derive(Debug, Default)]
+struct Turn {
     share: Option<Share>,
     /// Start of the switch, or of the drain, under way.
     switch_from: u64,
-    online: Option<Work>,
-    offline: Option<Work>,
+}
+
+/// What online, or offline for its sake, waits for.
+#[derive(Debug, Default)]
+struct Waits {
     /// When online submitted what waits.
     wanted: Option<u64>,
     /// When offline was last told to go for online's sake.
@@ -95,19 +112,44 @@ pub(super) struct World<'a> {
     short_since: Option<u64>,
     /// Online has requests and no memory for any.
     starved: bool,
+}
+
+/// Online's pause.
+#[derive(Debug, Default)]
+struct Pause {
     idle_since: u64,
     in_gap: bool,
+}
+
+/// Online's requests.
+#[derive(Debug, Default)]
+struct Queue {
     next_request: usize,
     in_flight: u32,
     /// Requests up to here have their last token.
     oldest: usize,
     finished: Vec<bool>,
+}
+
+/// What is counted.
+#[derive(Debug, Default)]
+struct Counts {
     preemptions: u32,
     /// Charged to the next request to arrive.
     charge_next: u32,
+    wastes: u64,
+}
+
+/// Offline's requests.
+#[derive(Debug, Default)]
+struct Feed {
     next_lengths: usize,
     last_offline_id: u64,
-    wastes: u64,
+}
+
+/// What the run gives.
+#[derive(Debug, Default)]
+struct Kept {
     outcome: Outcome,
     stretches: Vec<Stretch>,
     /// What online used at each launch, while it runs alone.
@@ -175,40 +217,32 @@ impl<'a> World<'a> {
             pool,
             commands: Vec::new(),
             state: State::Off,
-            share: None,
-            switch_from: 0,
+            turn: Turn::default(),
             online: None,
             offline: None,
-            wanted: None,
-            told: 0,
-            held: false,
-            barred: false,
-            short_since: None,
-            starved: false,
-            idle_since: 0,
-            in_gap: false,
-            next_request: 0,
-            in_flight: 0,
-            oldest: 0,
-            finished: vec![false; requests.len()],
-            preemptions: 0,
-            charge_next: 0,
-            next_lengths: (splitmix64(spec.seed) % lengths) as usize,
-            last_offline_id: 0,
-            wastes: 0,
-            outcome,
-            stretches: Vec::new(),
-            demand: Vec::new(),
-            idle: 0,
-            slice: 0,
+            waits: Waits::default(),
+            pause: Pause::default(),
+            queue: Queue {
+                finished: vec![false; requests.len()],
+                ..Queue::default()
+            },
+            counts: Counts::default(),
+            feed: Feed {
+                next_lengths: (splitmix64(spec.seed) % lengths) as usize,
+                last_offline_id: 0,
+            },
+            kept: Kept {
+                outcome,
+                ..Kept::default()
+            },
             spec,
         }
     }
 
     /// Keeps a history for placement, in slices of `slice` ns.
     pub fn watch(&mut self, slice: u64) {
-        self.slice = slice.max(1);
-        self.policies.watch(self.slice);
+        self.kept.slice = slice.max(1);
+        self.policies.watch(self.kept.slice);
     }
 
     /// Runs until every online request has its last token.
@@ -221,7 +255,7 @@ impl<'a> World<'a> {
         self.slots.set(Slot::Compute, self.policies.next());
         let mut end = 0;
         while let Some((now, slot)) = self.slots.pop() {
-            if self.oldest == requests.len() {
+            if self.queue.oldest == requests.len() {
                 break;
             }
             end = now;
@@ -243,26 +277,26 @@ impl<'a> World<'a> {
     }
 
     fn close(&mut self, end: u64) -> Outcome {
-        let mut outcome = core::mem::take(&mut self.outcome);
+        let mut outcome = core::mem::take(&mut self.kept.outcome);
         outcome.length = Duration::from_nanos(end);
         let (online, offline) = (&self.pool.online, &self.pool.offline);
-        outcome.offline.prompt_tokens = offline.tokens.prompt;
-        outcome.offline.generated_tokens = offline.tokens.generated;
-        outcome.offline.finished = offline.finished;
+        outcome.offline.prompt_tokens = offline.counts.tokens.prompt;
+        outcome.offline.generated_tokens = offline.counts.tokens.generated;
+        outcome.offline.finished = offline.counts.finished;
         let given = offline.given();
         outcome.offline.computed_tokens = given.computed;
         outcome.offline.again_tokens = given.again;
-        outcome.offline.capacity_preemptions = offline.pushed_back;
-        outcome.offline.offered = self.last_offline_id;
-        outcome.offline.refused = offline.refused;
+        outcome.offline.capacity_preemptions = offline.counts.pushed_back;
+        outcome.offline.offered = self.feed.last_offline_id;
+        outcome.offline.refused = offline.counts.refused;
         outcome.offline.kills = self.pool.kills;
         outcome.offline.lost_tokens = self.pool.lost_tokens;
-        outcome.online_capacity_preemptions = online.pushed_back;
-        outcome.gpu.wasted = Duration::from_nanos(self.wastes);
+        outcome.online_capacity_preemptions = online.counts.pushed_back;
+        outcome.gpu.wasted = Duration::from_nanos(self.counts.wastes);
         outcome.reclaims = core::mem::take(&mut self.pool.reclaims);
         self.policies.learnt(end, &mut outcome.cooldown);
         outcome.faults = self.policies.overdrawn().div_ceil(HANDLE_BYTES);
-        if self.slice > 0 {
+        if self.kept.slice > 0 {
             self.count_slice(end, &mut outcome.offline_by_slice);
             (outcome.history, outcome.gates) = self.policies.history(end);
         }
@@ -272,16 +306,16 @@ impl<'a> World<'a> {
 
     /// Idle times of online and its demands, once it ran.
     pub fn into_plan(self) -> (Vec<Stretch>, Vec<Demand>) {
-        (self.stretches, self.demand)
+        (self.kept.stretches, self.kept.demand)
     }
 
     /// What offline has kept since the last count is of the slice of `now`.
     fn count_slice(&self, now: u64, by_slice: &mut Vec<u64>) {
-        let place = (now / self.slice) as usize;
+        let place = (now / self.kept.slice) as usize;
         if by_slice.len() <= place {
             by_slice.resize(place + 1, 0);
         }
-        let kept = self.pool.offline.tokens;
+        let kept = self.pool.offline.counts.tokens;
         let counted: u64 = by_slice.iter().sum();
         by_slice[place] += (kept.prompt + kept.generated).saturating_sub(counted);
     }
@@ -289,7 +323,7 @@ impl<'a> World<'a> {
     fn span(&mut self, kind: SpanKind, from: u64, to: u64) {
         if self.spec.timeline && to > from {
             let (from, to) = (Time(from), Time(to));
-            self.outcome.timeline.push(Span { kind, from, to });
+            self.kept.outcome.timeline.push(Span { kind, from, to });
         }
     }
 
@@ -308,7 +342,7 @@ impl<'a> World<'a> {
                 Command::Retry => self.retry(now),
                 Command::Share { slice, switch } => {
                     self.state = State::On;
-                    self.share = Some(Share {
+                    self.turn.share = Some(Share {
                         slice,
                         switch,
                         online: false,

@@ -107,12 +107,13 @@ impl Tidegate {
             online,
             offline,
             mail: VecDeque::new(),
-            doorbell: NEVER,
-            retry: NEVER,
+            timers: Timers {
+                doorbell: NEVER,
+                retry: NEVER,
+            },
             begun: false,
             enabled: false,
-            overdrawn: 0,
-            cooldowns: (0, 0),
+            figures: Seen::default(),
             book: None,
         }
     }

@@ -37,16 +37,16 @@ impl World<'_> {
             },
             unit: Unit {
                 key: self.key(),
-                most: if self.blocked { 0 } else { u32::MAX },
+                most: if self.flags.blocked { 0 } else { u32::MAX },
                 claimed_ns: unit.demand.alone_ns() as u64,
             },
             phase: unit.phase,
-            forward_tokens: if self.blocked {
+            forward_tokens: if self.flags.blocked {
                 0
             } else {
                 self.trainer.forward_tokens()
             },
-            in_flight: self.in_flight,
+            in_flight: self.queue.in_flight,
         }
     }
 
@@ -55,11 +55,11 @@ impl World<'_> {
         let used = u64::from(self.batch.store.used) * self.block;
         let held = u64::from(self.trainer.held()) * self.of.finetune.held_bytes();
         let over = used + held > self.of.spec.kv_pool_bytes;
-        if over && !self.blocked {
+        if over && !self.flags.blocked {
             self.trainer.lose_layer();
             self.out.reclaims += 1;
         }
-        self.blocked = over;
+        self.flags.blocked = over;
     }
 
     /// One iteration from its launch: the moment it is over.
@@ -80,17 +80,17 @@ impl World<'_> {
         let gated = self.gate(last, launch, &iteration);
         let launch = gated.unwrap_or(launch);
         self.out.delayed_ns += launch.saturating_sub(nominal);
-        self.shared = false;
+        self.flags.shared = false;
         let took = if gated.is_some() {
             iteration.ns
         } else if self.of.platform == Platform::TimeSliced {
             self.sliced(iteration.ns)
         } else {
-            let before = self.trainer.alone_ns;
+            let before = self.trainer.totals.alone_ns;
             let (took, beside) = self.together(&seen, &iteration);
-            self.shared = beside.fused > 0 || beside.units > 0;
-            self.out.shared += u64::from(self.shared);
-            let trained = self.trainer.alone_ns - before;
+            self.flags.shared = beside.fused > 0 || beside.units > 0;
+            self.out.shared += u64::from(self.flags.shared);
+            let trained = self.trainer.totals.alone_ns - before;
             let off = self.of.disturbance.off;
             self.policy
                 .ran(&seen, &beside, took as f64 * off, trained * off);
@@ -104,7 +104,7 @@ impl World<'_> {
             SpanKind::OnlineDecode
         };
         self.keep(kind, launch, now);
-        if self.shared {
+        if self.flags.shared {
             self.keep(SpanKind::Offline, launch, now);
         }
         self.out.iterations += 1;
@@ -123,7 +123,7 @@ impl World<'_> {
         let event = Event::Beat {
             iteration: seen.next,
             // What it takes by itself is not seen where something ran beside it.
-            took_ns: if self.shared {
+            took_ns: if self.flags.shared {
                 0
             } else {
                 (took as f64 * off) as u64
@@ -165,7 +165,7 @@ impl World<'_> {
                 policy.see(&event, now);
             }
         });
-        self.in_flight -= left;
+        self.queue.in_flight -= left;
     }
 
     /// Each has the GPU for a slice in turn.
@@ -190,7 +190,7 @@ impl World<'_> {
             known_ns: Some(alone),
         };
         let beside = self.policy.beside(seen, &profile);
-        if self.blocked {
+        if self.flags.blocked {
             return (iteration.ns, Beside::default());
         }
         let mut ns = alone;
@@ -227,7 +227,7 @@ impl World<'_> {
             let (online_left, unit_left) = (left * times[0], whole * self.trainer.left());
             if unit_left > online_left {
                 self.trainer.progress(online_left / whole);
-                self.begun = !beside.fixed;
+                self.flags.begun = !beside.fixed;
                 at += online_left;
                 self.out.trainer_ns += online_left as u64;
                 break;

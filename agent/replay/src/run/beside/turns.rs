@@ -66,7 +66,7 @@ impl World<'_> {
     fn finish(&mut self, stop: Stop) -> u64 {
         let fresh = self.trainer.left() >= 1.0;
         let before = (
-            self.trainer.trained,
+            self.trainer.totals.trained,
             self.trainer.unit().window,
             self.trainer.unit().phase,
         );
@@ -82,7 +82,7 @@ impl World<'_> {
             self.done(self.trainer.unit().demand.alone_ns() * self.noise);
             let unit = self.trainer.unit();
             let over = match stop {
-                Stop::Sample => self.trainer.trained > before.0,
+                Stop::Sample => self.trainer.totals.trained > before.0,
                 // All layers of a window forward; backward a layer's windows, one by one.
                 Stop::Pass => (unit.window, unit.phase) != (before.1, before.2),
                 _ => true,
@@ -113,7 +113,7 @@ impl World<'_> {
             self.units(arrival - from, share);
             return arrival;
         }
-        let enters = if core::mem::take(&mut self.gated) {
+        let enters = if core::mem::take(&mut self.flags.gated) {
             ns(self.of.spec.costs.enable_restore)
         } else {
             self.switch()
@@ -143,7 +143,7 @@ impl World<'_> {
             return self.finish(Stop::Unit) + self.switch();
         }
         self.units(edge, 1.0);
-        self.gated = true;
+        self.flags.gated = true;
         edge + disable
     }
 
@@ -168,7 +168,7 @@ impl World<'_> {
             return nominal;
         }
         let mut from = from;
-        if core::mem::take(&mut self.begun) && self.trainer.left() < 1.0 {
+        if core::mem::take(&mut self.flags.begun) && self.trainer.left() < 1.0 {
             from += self.finish(Stop::Unit);
             self.went(Way::Spatial);
         }
@@ -199,7 +199,7 @@ impl World<'_> {
         let Some(age) = age else {
             return nominal.max(from);
         };
-        let enters = if self.gated {
+        let enters = if self.flags.gated {
             ns(self.of.spec.costs.enable_restore)
         } else {
             self.switch()
@@ -208,7 +208,7 @@ impl World<'_> {
         if start >= nominal {
             return nominal.max(from);
         }
-        self.gated = false;
+        self.flags.gated = false;
         self.out.switching_ns += enters;
         self.units(nominal - start, 1.0);
         let off = nominal + self.leave(Stop::Gate);
@@ -219,7 +219,7 @@ impl World<'_> {
 
     fn lease(&mut self, from: u64, nominal: u64, lease: Lease) -> u64 {
         self.out.leases.0 += 1;
-        let enters = if core::mem::take(&mut self.gated) {
+        let enters = if core::mem::take(&mut self.flags.gated) {
             ns(self.of.spec.costs.enable_restore)
         } else {
             self.switch()
@@ -270,7 +270,7 @@ impl World<'_> {
             self.units(room, 1.0);
             self.out.trainer_ns = before;
             off = end as u64 + ns(edge) + ns(disable);
-            self.gated = true;
+            self.flags.gated = true;
         } else {
             off += self.switch();
         }

@@ -7,7 +7,7 @@ use crate::run::slots::NEVER;
 
 impl World<'_> {
     pub(super) fn dispatch(&mut self, now: u64) {
-        if self.share.is_some() {
+        if self.turn.share.is_some() {
             return self.dispatch_shared(now);
         }
         match self.state {
@@ -28,7 +28,7 @@ impl World<'_> {
             && work.since.is_none()
         {
             work.since = Some(now);
-            self.wanted = None;
+            self.waits.wanted = None;
             self.slots.set(Slot::OnlineDone, now + work.left);
         }
     }
@@ -47,7 +47,7 @@ impl World<'_> {
             && let Some(since) = work.since.take()
         {
             work.left -= (now - since).min(work.left);
-            self.outcome.gpu.online += Duration::from_nanos(now - since);
+            self.kept.outcome.gpu.online += Duration::from_nanos(now - since);
             self.slots.set(Slot::OnlineDone, NEVER);
         }
     }
@@ -57,7 +57,7 @@ impl World<'_> {
             && let Some(since) = work.since.take()
         {
             work.left -= (now - since).min(work.left);
-            self.outcome.gpu.offline += Duration::from_nanos(now - since);
+            self.kept.outcome.gpu.offline += Duration::from_nanos(now - since);
             self.slots.set(Slot::OfflineDone, NEVER);
             self.span(SpanKind::Offline, since, now);
         }
@@ -65,11 +65,13 @@ impl World<'_> {
 
     /// Both may run: who has the turn keeps it for a slice, or until it has nothing to do.
     pub(super) fn dispatch_shared(&mut self, now: u64) {
-        let Some(mut share) = self.share else { return };
+        let Some(mut share) = self.turn.share else {
+            return;
+        };
         if self.state == State::Starting {
             return;
         }
-        if (!share.online || self.online.is_none()) && !self.barred {
+        if (!share.online || self.online.is_none()) && !self.waits.barred {
             self.submit_offline(now);
         }
         let (online, offline) = (self.online.is_some(), self.has_offline());
@@ -86,7 +88,7 @@ impl World<'_> {
                 self.slots.set(Slot::Turn, now - into + share.slice);
             }
         }
-        self.share = Some(share);
+        self.turn.share = Some(share);
         if share.online && !running(self.online) {
             self.run_online(now);
         } else if !share.online && offline && !running(self.offline) {
@@ -96,7 +98,7 @@ impl World<'_> {
 
     /// Whether offline has work that may run.
     pub(super) fn has_offline(&self) -> bool {
-        self.offline.is_some() && !self.barred
+        self.offline.is_some() && !self.waits.barred
     }
 
     pub(super) fn turn(&mut self, now: u64) {
@@ -108,14 +110,16 @@ impl World<'_> {
     pub(super) fn change_turns(&mut self, now: u64) {
         self.pause_online(now);
         self.pause_offline(now);
-        let Some(share) = &mut self.share else { return };
+        let Some(share) = &mut self.turn.share else {
+            return;
+        };
         share.online = !share.online;
         share.began = now + share.switch;
         if share.online {
-            self.preemptions += 1;
+            self.counts.preemptions += 1;
         }
         self.state = State::Starting;
-        self.switch_from = now;
+        self.turn.switch_from = now;
         self.slots.set(Slot::Turn, NEVER);
         self.slots.set(Slot::Switch, now + share.switch);
     }

@@ -12,12 +12,12 @@ impl World<'_> {
     pub(super) fn offline_done(&mut self, now: u64) {
         self.pause_offline(now);
         self.offline = None;
-        self.outcome.offline.iterations += 1;
+        self.kept.outcome.offline.iterations += 1;
         self.pool.offline.finish(|_| {});
-        if self.slice > 0 {
-            let mut by_slice = core::mem::take(&mut self.outcome.offline_by_slice);
+        if self.kept.slice > 0 {
+            let mut by_slice = core::mem::take(&mut self.kept.outcome.offline_by_slice);
             self.count_slice(now, &mut by_slice);
-            self.outcome.offline_by_slice = by_slice;
+            self.kept.outcome.offline_by_slice = by_slice;
         }
         if let State::Draining { takes, .. } = self.state {
             self.stop(takes, now);
@@ -28,7 +28,7 @@ impl World<'_> {
 
     /// What offline did may have freed what online waits for.
     pub(super) fn retry_online(&mut self, now: u64) {
-        if self.starved && self.slots.at(Slot::Launch) == NEVER {
+        if self.waits.starved && self.slots.at(Slot::Launch) == NEVER {
             self.slots.set(Slot::Launch, now);
         }
     }
@@ -38,7 +38,7 @@ impl World<'_> {
         if core::mem::take(&mut self.pool.offline_void) {
             self.pause_offline(now);
             if let Some(work) = self.offline.take() {
-                self.wastes += work.iteration.ns - work.left;
+                self.counts.wastes += work.iteration.ns - work.left;
             }
             self.slots.set(Slot::OfflineDone, NEVER);
         }
@@ -51,11 +51,11 @@ impl World<'_> {
         let taxed = self.policies.offline_wants(now, &mut self.pool);
         let mut refused = 0;
         while self.pool.offline.waiting() < BACKLOG && refused < self.spec.offline.lengths.len() {
-            let lengths = self.spec.offline.lengths[self.next_lengths];
-            self.next_lengths = (self.next_lengths + 1) % self.spec.offline.lengths.len();
-            self.last_offline_id += 1;
+            let lengths = self.spec.offline.lengths[self.feed.next_lengths];
+            self.feed.next_lengths = (self.feed.next_lengths + 1) % self.spec.offline.lengths.len();
+            self.feed.last_offline_id += 1;
             let taken = self.pool.offline.offer(
-                self.last_offline_id,
+                self.feed.last_offline_id,
                 lengths.input_tokens,
                 lengths.output_tokens,
             );
@@ -68,8 +68,8 @@ impl World<'_> {
     }
 
     pub(super) fn let_in(&mut self, takes: u64, now: u64) {
-        self.barred = false;
-        if self.share.is_some() || !matches!(self.state, State::Off | State::Stopping) {
+        self.waits.barred = false;
+        if self.turn.share.is_some() || !matches!(self.state, State::Off | State::Stopping) {
             return;
         }
         let waits = self.policies.gate(true, now, &mut self.pool);
@@ -79,13 +79,13 @@ impl World<'_> {
         };
         self.state = State::Starting;
         self.pool.gated = false;
-        if !core::mem::take(&mut self.held) {
-            self.outcome.wakes += 1;
-            if self.in_flight > 0 && self.in_gap {
-                self.outcome.cooldown.woken_in_gap += 1;
+        if !core::mem::take(&mut self.waits.held) {
+            self.kept.outcome.wakes += 1;
+            if self.queue.in_flight > 0 && self.pause.in_gap {
+                self.kept.outcome.cooldown.woken_in_gap += 1;
             }
         }
-        self.switch_from = from;
+        self.turn.switch_from = from;
         self.slots.set(Slot::Switch, from + waits + takes);
         if takes == 0 && from + waits == now {
             self.slots.set(Slot::Switch, NEVER);
@@ -97,7 +97,8 @@ impl World<'_> {
         match self.state {
             State::Starting => {
                 self.charge(now);
-                self.outcome.gpu.switching += Duration::from_nanos(now - self.switch_from.min(now));
+                self.kept.outcome.gpu.switching +=
+                    Duration::from_nanos(now - self.turn.switch_from.min(now));
                 self.stop(takes, now);
             }
             State::On => {
@@ -109,7 +110,7 @@ impl World<'_> {
                     self.stop(takes, now);
                 } else {
                     self.state = State::Draining { takes, again };
-                    self.switch_from = now;
+                    self.turn.switch_from = now;
                     // The end of the iteration is an event of its own.
                     if self.offline.is_none_or(|work| now + work.left > until) {
                         self.slots.set(Slot::Switch, until);
@@ -122,13 +123,13 @@ impl World<'_> {
 
     /// Offline makes way for memory that moves, and not for online.
     pub(super) fn hold(&mut self, takes: u64, now: u64) {
-        if self.share.is_some() {
-            self.barred = true;
+        if self.turn.share.is_some() {
+            self.waits.barred = true;
             self.pause_offline(now);
         } else if self.state == State::On {
             self.pause_offline(now);
-            self.held = true;
-            self.told = NEVER;
+            self.waits.held = true;
+            self.waits.told = NEVER;
             self.stop(takes, now);
         }
     }
@@ -142,10 +143,10 @@ impl World<'_> {
 
     /// A preemption, charged by the rule above.
     pub(super) fn charge(&mut self, now: u64) {
-        self.told = now;
-        self.preemptions += 1;
-        if self.in_flight == 0 {
-            self.charge_next += 1;
+        self.waits.told = now;
+        self.counts.preemptions += 1;
+        if self.queue.in_flight == 0 {
+            self.counts.charge_next += 1;
         }
     }
 
@@ -178,12 +179,12 @@ impl World<'_> {
         if let State::Draining { again: true, .. } = self.state
             && let Some(work) = &mut self.offline
         {
-            self.wastes += work.iteration.ns - work.left;
+            self.counts.wastes += work.iteration.ns - work.left;
             work.left = work.iteration.ns;
         }
         self.pool.gated = true;
         self.state = State::Stopping;
-        self.switch_from = now;
+        self.turn.switch_from = now;
         let waits = self.policies.gate(false, now, &mut self.pool);
         self.slots.set(Slot::Switch, now + takes + waits);
         if takes + waits == 0 {
@@ -211,11 +212,12 @@ impl World<'_> {
                 self.state = State::Off;
                 self.switch_over(now);
                 let wanted = self
+                    .waits
                     .wanted
-                    .map_or(self.told, |wanted| wanted.min(self.told));
+                    .map_or(self.waits.told, |wanted| wanted.min(self.waits.told));
                 // Held for memory, it makes nobody wait who does not launch meanwhile.
                 if wanted != NEVER {
-                    self.outcome.preemptions.push(Preemption {
+                    self.kept.outcome.preemptions.push(Preemption {
                         wanted: Time(wanted),
                         off: Time(now),
                     });
@@ -228,7 +230,8 @@ impl World<'_> {
     }
 
     pub(super) fn switch_over(&mut self, now: u64) {
-        self.outcome.gpu.switching += Duration::from_nanos(now - self.switch_from.min(now));
-        self.span(SpanKind::Switch, self.switch_from, now);
+        self.kept.outcome.gpu.switching +=
+            Duration::from_nanos(now - self.turn.switch_from.min(now));
+        self.span(SpanKind::Switch, self.turn.switch_from, now);
     }
 }

@@ -17,22 +17,22 @@ use tidegate_text::rng::{Rng, splitmix64};
 impl World<'_> {
     pub(super) fn arrives(&mut self, now: u64) {
         let requests = self.spec.online.trace.requests();
-        let place = self.next_request;
+        let place = self.queue.next_request;
         let Some(request) = requests.get(place) else {
             return;
         };
-        self.next_request += 1;
-        if let Some(next) = requests.get(self.next_request) {
+        self.queue.next_request += 1;
+        if let Some(next) = requests.get(self.queue.next_request) {
             self.slots.set(Slot::Arrival, next.arrival.0);
         }
         let id = place as u64;
         self.pool
             .online
             .admit(id, request.input_tokens, request.output_tokens);
-        self.in_flight += 1;
+        self.queue.in_flight += 1;
         // Charged for what is over before it came, so that the difference at its end is its own.
-        self.outcome.requests[place].preemptions =
-            self.preemptions - core::mem::take(&mut self.charge_next);
+        self.kept.outcome.requests[place].preemptions =
+            self.counts.preemptions - core::mem::take(&mut self.counts.charge_next);
         let idle = self.online.is_none() && self.slots.at(Slot::Launch) == NEVER;
         if idle {
             self.slots.set(Slot::Launch, now + ns(self.spec.costs.lead));
@@ -42,7 +42,7 @@ impl World<'_> {
         }
         let event = Event::Arrived {
             request: id,
-            in_flight: self.in_flight,
+            in_flight: self.queue.in_flight,
         };
         self.tell(event, now);
     }
@@ -53,31 +53,31 @@ impl World<'_> {
             least: self.bytes(self.pool.online.needs()),
         };
         let Grant::Yes(waits) = self.policies.online_wants(wants, now, &mut self.pool) else {
-            self.short_since.get_or_insert(now);
+            self.waits.short_since.get_or_insert(now);
             return;
         };
         self.void_offline(now);
         let used = self.pool.online_used();
         let Some(iteration) = self.pool.online.start() else {
-            self.starved = !self.pool.online.is_idle();
+            self.waits.starved = !self.pool.online.is_idle();
             return;
         };
         let used = used.max(self.pool.online_used());
-        self.outcome.online_kv_peak_bytes = self.outcome.online_kv_peak_bytes.max(used);
-        self.outcome.online_iterations += 1;
-        self.starved = false;
+        self.kept.outcome.online_kv_peak_bytes = self.kept.outcome.online_kv_peak_bytes.max(used);
+        self.kept.outcome.online_iterations += 1;
+        self.waits.starved = false;
         self.note_idle(now);
         if self.spec.compute == Compute::Standalone {
-            self.demand.push(Demand {
+            self.kept.demand.push(Demand {
                 at: now,
                 bytes: used,
-                idle: self.idle,
+                idle: self.kept.idle,
             });
         }
         let mut work = Work::new(iteration);
         work.left += waits;
         self.online = Some(work);
-        self.wanted = Some(now);
+        self.waits.wanted = Some(now);
         if self.pool.online.reads_part() {
             // The rest of it is asked for while this runs.
             let wants = wants.all;
@@ -86,10 +86,10 @@ impl World<'_> {
         if waits > 0 {
             self.span(SpanKind::Memory, now, now + waits);
         }
-        if let Some(since) = self.short_since.take() {
+        if let Some(since) = self.waits.short_since.take() {
             self.span(SpanKind::Memory, since, now);
         }
-        self.held = false;
+        self.waits.held = false;
         let event = Event::Launch {
             prompt: iteration.prompt_tokens > 0,
             decodes: iteration.decodes,
@@ -104,21 +104,21 @@ impl World<'_> {
 
     /// Online used the GPU again.
     pub(super) fn note_idle(&mut self, now: u64) {
-        let (from, oldest) = (self.idle_since, self.oldest);
-        let oldest = self.outcome.requests[oldest].arrival.0;
-        if self.in_gap {
+        let (from, oldest) = (self.pause.idle_since, self.queue.oldest);
+        let oldest = self.kept.outcome.requests[oldest].arrival.0;
+        if self.pause.in_gap {
             // What it waited for memory is no decode gap.
-            let until = self.short_since.unwrap_or(now);
+            let until = self.waits.short_since.unwrap_or(now);
             let gap = Duration::from_nanos(until - from.min(until));
-            let longest = &mut self.outcome.cooldown.longest_gap;
+            let longest = &mut self.kept.outcome.cooldown.longest_gap;
             *longest = (*longest).max(gap);
         }
         if now > from {
-            self.idle += now - from;
-            self.stretches.push(Stretch {
+            self.kept.idle += now - from;
+            self.kept.stretches.push(Stretch {
                 from,
                 to: now,
-                oldest: if self.in_gap { oldest } else { now },
+                oldest: if self.pause.in_gap { oldest } else { now },
             });
         }
     }
@@ -134,9 +134,9 @@ impl World<'_> {
             SpanKind::OnlineDecode
         };
         self.span(kind, now - work.iteration.ns.min(now), now);
-        let (requests, finished) = (&mut self.outcome.requests, &mut self.finished);
+        let (requests, finished) = (&mut self.kept.outcome.requests, &mut self.queue.finished);
         let trace = self.spec.online.trace.requests();
-        let preemptions = self.preemptions;
+        let preemptions = self.counts.preemptions;
         let mut ended = [0u64; 8];
         let mut ends = 0;
         let mut more = Vec::new();
@@ -155,20 +155,26 @@ impl World<'_> {
                 ends += 1;
             }
         });
-        while self.finished.get(self.oldest).copied().unwrap_or(false) {
-            self.oldest += 1;
+        while self
+            .queue
+            .finished
+            .get(self.queue.oldest)
+            .copied()
+            .unwrap_or(false)
+        {
+            self.queue.oldest += 1;
         }
         self.policies.online_done(now, &mut self.pool);
-        self.idle_since = now;
-        self.in_gap = !self.pool.online.is_idle();
-        if self.in_gap {
+        self.pause.idle_since = now;
+        self.pause.in_gap = !self.pool.online.is_idle();
+        if self.pause.in_gap {
             self.slots
                 .set(Slot::Launch, now + gap(self.spec, &self.pool.online));
         }
         self.tell(Event::Done, now);
         for request in ended.into_iter().take(ends).chain(more) {
-            self.in_flight -= 1;
-            let in_flight = self.in_flight;
+            self.queue.in_flight -= 1;
+            let in_flight = self.queue.in_flight;
             self.tell(Event::Ended { request, in_flight }, now);
         }
     }
