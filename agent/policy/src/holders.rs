@@ -79,6 +79,8 @@ pub struct Holders {
     places: BTreeMap<RequestId, usize>,
     /// Stripes in all lists together.
     entries: usize,
+    /// Stripes that all lists together have room for.
+    capacity: usize,
     /// Stripes that cannot be taken.
     closed: usize,
     publications: u64,
@@ -90,6 +92,18 @@ pub struct Holders {
 /// more than an engine has is the first to lose blocks.
 const ENTRIES_PER_STRIPE: usize = 16;
 const ENTRIES_BESIDE: usize = 1 << 16;
+
+/// What a request takes beside its list, bytes: its place in `holders`, which has room for twice as many, a place in a
+/// tree of which half is empty, and what an allocator needs for the list.
+const REQUEST: usize = 2 * size_of::<Holder>() + 2 * size_of::<(RequestId, usize)>() + 32;
+
+/// Requests for which there is room although there are none.
+const SPARE: usize = 64;
+
+/// Bytes that a list of so many stripes takes.
+const fn bytes_of(stripes: usize) -> usize {
+    REQUEST + stripes * size_of::<Held>()
+}
 
 impl Holders {
     /// No request; every stripe backed.
@@ -114,14 +128,39 @@ impl Holders {
         &self.holders
     }
 
-    /// A request holds `blocks` and would compute `tokens` again from here on. Replaces what it
-    /// published before. One that holds nothing loses nothing, and is not kept.
+    /// Bytes that all lists take.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.holders.len() * REQUEST + self.capacity * size_of::<Held>()
+    }
+
+    /// As [`Self::publish_within`], with room for any list.
     pub fn publish(&mut self, request: RequestId, tokens: Tokens, blocks: &[BlockId]) {
+        self.publish_within(usize::MAX, request, tokens, blocks);
+    }
+
+    /// A request holds `blocks` and would compute `tokens` again from here on. Replaces what it
+    /// published before. One that holds nothing loses nothing, and is not kept; nor is one that would have the lists
+    /// take more than `room` bytes beside what they take without it.
+    pub fn publish_within(
+        &mut self,
+        room: usize,
+        request: RequestId,
+        tokens: Tokens,
+        blocks: &[BlockId],
+    ) {
         let mut held = self.held(blocks);
-        let room = self.room() + self.find(request).map_or(0, |holder| holder.held.len());
-        if held.is_empty() || held.len() > room {
+        let before = self
+            .find(request)
+            .map(|holder| (holder.held.len(), holder.held.capacity()));
+        let (entries, capacity) = before.unwrap_or_default();
+        let given_up = before.map_or(0, |_| bytes_of(capacity));
+        let fits = held.len() <= self.room() + entries
+            && bytes_of(held.capacity()) <= room.saturating_add(given_up);
+        if held.is_empty() || !fits {
             return self.forget(request);
         }
+        self.capacity = self.capacity - capacity + held.capacity();
         let Some(holder) = self.find(request) else {
             return self.add(request, tokens, held);
         };
@@ -150,12 +189,13 @@ impl Holders {
         }
         let Some(holder) = self.find(request) else {
             if !held.is_empty() {
+                self.capacity += held.capacity();
                 self.add(request, tokens, held);
             }
             return;
         };
         holder.tokens = tokens;
-        let before = holder.held.len();
+        let (before, capacity) = (holder.held.len(), holder.held.capacity());
         for new in held {
             let known = holder
                 .held
@@ -165,7 +205,9 @@ impl Holders {
             }
         }
         let added = holder.held.len() - before;
+        let grown = holder.held.capacity() - capacity;
         self.entries += added;
+        self.capacity += grown;
     }
 
     /// The stripes of `blocks`, ascending, each once, as of a new publication.
@@ -204,17 +246,24 @@ impl Holders {
         let Some(place) = self.places.remove(&request) else {
             return;
         };
-        self.entries -= self.holders.swap_remove(place).held.len();
+        let gone = self.holders.swap_remove(place).held;
+        self.entries -= gone.len();
+        self.capacity -= gone.capacity();
         if let Some(moved) = self.holders.get(place) {
             self.places.insert(moved.request, place);
+        }
+        // What was told and forgotten leaves no room behind.
+        if self.holders.capacity() > SPARE.max(2 * self.holders.len()) {
+            self.holders
+                .shrink_to(self.holders.len() + self.holders.len() / 2);
         }
     }
 
     /// Every request of the job ended.
     pub fn forget_all(&mut self) {
-        self.holders.clear();
-        self.places.clear();
-        self.entries = 0;
+        self.holders = Vec::new();
+        self.places = BTreeMap::new();
+        (self.entries, self.capacity) = (0, 0);
     }
 
     /// A stripe was taken or given back, or must stay.

@@ -21,6 +21,7 @@
 
 mod books;
 mod hear;
+mod lists;
 mod online;
 mod room;
 mod rooms;
@@ -40,6 +41,8 @@ pub use crate::words::choice::Choice;
 pub use crate::words::memory::MemoryEvent;
 use books::Books;
 use core::time::Duration;
+pub use lists::LISTS;
+use lists::Lists;
 use online::{Ask, Elastic};
 use room::Room;
 
@@ -57,6 +60,7 @@ pub(crate) struct Memory {
     asks: Vec<Ask>,
     rooms: Vec<Room>,
     jobs: Vec<Books>,
+    lists: Lists,
     last: ReclaimId,
     /// Offline jobs are not compared before, and are compared then at the latest.
     looked: Option<Instant>,
@@ -74,6 +78,7 @@ impl Clone for Memory {
             asks: self.asks.clone(),
             rooms: self.rooms.clone(),
             jobs: self.jobs.clone(),
+            lists: self.lists.clone(),
             last: self.last,
             looked: self.looked,
             looks_at: self.looks_at,
@@ -93,6 +98,7 @@ impl Memory {
             asks: Vec::new(),
             rooms: Vec::new(),
             jobs: Vec::new(),
+            lists: Lists::default(),
             last: ReclaimId(0),
             looked: None,
             looks_at: None,

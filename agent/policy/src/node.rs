@@ -161,7 +161,10 @@ impl Node {
         match event {
             Event::Memory(event) => {
                 let jobs = &self.jobs;
-                let job_of = |session| jobs.iter().find(|job| job.has(session)).map(|job| job.id);
+                let job_of = |session| {
+                    let job = jobs.iter().find(|job| job.has(session))?;
+                    Some((job.id, job.terms.user))
+                };
                 self.memory.take(event, job_of, now);
             }
             Event::OnlineAttached { .. }

@@ -4,7 +4,8 @@
 //! keeps the control thread, or the prover, busier than a note does. A session has `limits.messages_per_second` of them and
 //! a tenant [`TENANT`] times as many, each with [`BURST_S`] second's worth in advance. Who has used them up is read slower: the
 //! messages wait in its own connection, and nobody else's. What costs more than [`MOST`] is refused, and so is its
-//! stream. So is a cache beyond the stripes that a tenant may have described at a time ([`STRIPES`]). Of what is charged at most [`AHEAD`] messages of a session wait for the control thread at a time, so its
+//! stream. So is a cache beyond those of a session ([`CACHES`]), or beyond the stripes that a tenant may have described at a
+//! time ([`STRIPES`]). Of what is charged at most [`AHEAD`] messages of a session wait for the control thread at a time, so its
 //! queue is never one tenant's.
 //!
 //! Decisions are [`Account`]'s; [`Budget`] and [`Purse`] keep one for each tenant and session.
@@ -29,7 +30,11 @@ const FILE: u64 = 20 * MESSAGE;
 /// Of a request with blocks, or a run of blocks that a cache lies on: a place in a tree.
 const RUN: u64 = MESSAGE / 5;
 /// Of a block that a request holds, beside its bytes: a place in a list that is sorted.
-const BLOCK: u64 = 1;
+const BLOCK: u64 = 5;
+/// Of a cache, beside what it lists: everything that was known of it goes, and all shares are told anew.
+const CACHED: u64 = 3 * MESSAGE;
+/// Of what has a process' part of memory settled anew.
+const SETTLED: u64 = MESSAGE;
 /// Of a stripe of a cache, or one that was moved: a place in several lists.
 const STRIPE: u64 = 7;
 /// Bytes that cost one thousandth of a message.
@@ -41,9 +46,23 @@ const BURST_S: u64 = 1;
 const TENANT: u64 = 4;
 /// Most that a message may cost, however little its session may say: a library cuts what it says by this.
 const MOST: u64 = 4_096 * MESSAGE;
-/// Stripes that the sessions of one tenant may describe: what they take of memory is kept for as long as a session. A
-/// terabyte in handles of the smallest size has half as many.
-const STRIPES: u64 = 1 << 20;
+/// Stripes that the sessions of all strangers may describe: each takes some [`STRIPE_BYTES`] for as long as its cache is
+/// there. A tenant never has more than are then left, so half if it is the only one: that is eight GPUs of 141 GiB in
+/// handles of the smallest size.
+const STRIPES: u64 = 9 << 17;
+/// Of memory, for a stripe.
+pub const STRIPE_BYTES: u64 = 58;
+/// Caches of a session: one for each GPU that it may have.
+const CACHES: usize = tidegate_abi::page::DEVICES;
+/// Stripes that take as much memory as a cache does beside its own.
+const CACHE: u64 = 8;
+
+/// Bytes that the caches of all strangers may take.
+#[must_use]
+pub const fn caches() -> u64 {
+    STRIPES * STRIPE_BYTES
+}
+
 /// Messages of a session that may wait for the control thread.
 const AHEAD: usize = 64;
 /// Of a tenant.
@@ -63,12 +82,14 @@ pub fn cost(event: &Event) -> u64 {
             RUN * (count(&said.set) + count(&said.forgotten)) + BLOCK * blocks
         }
         Event::KvRegistered(kv) => {
-            RUN * (count(&kv.first_block) + count(&kv.stripe_kinds))
+            CACHED
+                + RUN * (count(&kv.first_block) + count(&kv.stripe_kinds))
                 + STRIPE * count(&kv.stripe_kind)
         }
         Event::Reclaimed(done) => STRIPE * count(&done.stripes),
         Event::Restored(done) => STRIPE * count(&done.stripes),
         Event::ControlFile(_) | Event::UvmFile(_) | Event::BeatPage(_) => FILE,
+        Event::Usage(_) | Event::Demand(_) | Event::KvGone(_) => SETTLED,
         _ => 0,
     };
     MESSAGE + items + event.encoded_len() as u64 / BYTES
@@ -207,9 +228,11 @@ impl Budget {
     /// Stripes of a session of `tenant` become `more` instead of `less`, if it may have so many.
     fn describe(&self, tenant: &Tenant, less: u64, more: u64) -> bool {
         let mut tills = self.tills.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: u64 = tills.values().map(|till| till.stripes).sum();
         tills.get_mut(tenant).is_none_or(|till| {
             let stripes = till.stripes.saturating_sub(less).saturating_add(more);
-            let fits = stripes <= STRIPES || more == 0;
+            let others = all - till.stripes;
+            let fits = others + 2 * stripes <= STRIPES || more <= less;
             if fits {
                 till.stripes = stripes;
             }
@@ -272,16 +295,19 @@ impl Purse {
         let (kv, stripes) = match event {
             Event::KvRegistered(said) => {
                 let stripes = count(&said.first_block) + count(&said.stripe_kind);
-                (said.kv, stripes)
+                (said.kv, CACHE + stripes)
             }
             Event::KvGone(gone) => (gone.kv, 0),
             _ => return true,
         };
-        let before = self.stripes.get(&kv).copied().unwrap_or(0);
-        let fits = self.budget.describe(&self.tenant, before, stripes);
         if stripes == 0 {
-            self.stripes.remove(&kv);
-        } else if fits {
+            let before = self.stripes.remove(&kv).unwrap_or(0);
+            return self.budget.describe(&self.tenant, before, 0);
+        }
+        let before = self.stripes.get(&kv).copied().unwrap_or(0);
+        let known = before != 0 || self.stripes.len() < CACHES || self.shared.is_none();
+        let fits = known && self.budget.describe(&self.tenant, before, stripes);
+        if fits {
             self.stripes.insert(kv, stripes);
         }
         fits
@@ -379,7 +405,7 @@ mod tests {
             ..v1::Requests::default()
         });
         assert!(
-            cost(&all) > 100 * MESSAGE && cost(&all) < 400 * MESSAGE,
+            cost(&all) > 100 * MESSAGE && cost(&all) < 800 * MESSAGE,
             "{}",
             cost(&all)
         );
@@ -465,33 +491,53 @@ mod tests {
         assert!(took < 5.0, "{took} s");
     }
 
+    fn kv(kv: u32, stripes: u32) -> Event {
+        match cache(stripes, |nth| nth) {
+            Event::KvRegistered(said) => Event::KvRegistered(v1::KvRegistered { kv, ..said }),
+            other => other,
+        }
+    }
+
+    /// P-SECURITY-13: what stays of what a tenant sends and asks is at most its share.
     #[test]
     fn caches_of_one_tenant_have_a_bound_together_and_who_ends_gives_theirs_back() {
         let budget = Arc::new(Budget::new(Arc::default()));
         let tenant = Tenant::User(70_000);
-        let kv = |kv| match cache(1 << 19, |nth| nth) {
-            Event::KvRegistered(said) => Event::KvRegistered(v1::KvRegistered { kv, ..said }),
-            other => other,
-        };
         let now = crate::clock::now_ns();
         let mut first = budget.purse(&tenant, 4_096);
         let mut second = budget.purse(&tenant, 4_096);
         for purse in [&mut first, &mut second] {
             // Said again, it is the same cache.
-            assert!(purse.pay(&kv(1), now).is_ok() && purse.pay(&kv(1), now).is_ok());
+            assert!(purse.pay(&kv(1, 1 << 18), now).is_ok());
+            assert!(purse.pay(&kv(1, 1 << 18), now).is_ok());
         }
-        assert_eq!(second.pay(&kv(2), now), Err(REFUSED));
-        assert!(
-            budget
-                .purse(&Tenant::User(1), 4_096)
-                .pay(&kv(1), now)
-                .is_ok()
-        );
+        assert_eq!(second.pay(&kv(2, 1 << 17), now), Err(REFUSED));
+        // Another tenant has half of what is left.
+        let mut other = budget.purse(&Tenant::User(1), 4_096);
+        assert_eq!(other.pay(&kv(1, 1 << 19), now), Err(REFUSED));
+        assert!(other.pay(&kv(1, 1 << 18), now).is_ok());
+        drop(other);
         drop(first);
-        assert!(second.pay(&kv(2), now).is_ok());
+        assert!(second.pay(&kv(2, 1 << 18), now).is_ok());
         let gone = Event::KvGone(v1::KvGone { kv: 1 });
-        assert!(second.pay(&gone, now).is_ok() && second.pay(&kv(3), now).is_ok());
-        assert_eq!(second.pay(&kv(4), now), Err(REFUSED));
+        assert!(second.pay(&gone, now).is_ok() && second.pay(&kv(3, 1 << 18), now).is_ok());
+        assert_eq!(second.pay(&kv(4, 1 << 17), now), Err(REFUSED));
+    }
+
+    /// P-SECURITY-13: what stays of what a tenant sends and asks is at most its share.
+    #[test]
+    fn a_session_has_a_cache_for_each_gpu_and_the_largest_fits() {
+        let budget = Arc::new(Budget::new(Arc::default()));
+        let now = crate::clock::now_ns();
+        let mut purse = budget.purse(&Tenant::User(70_000), 4_096);
+        for nth in 0..CACHES as u32 {
+            assert!(purse.pay(&kv(nth, 0), now).is_ok(), "cache {nth}");
+        }
+        assert_eq!(purse.pay(&kv(99, 0), now), Err(REFUSED));
+        assert!(purse.pay(&kv(3, 1 << 19), now).is_ok(), "one of them grows");
+        // The agent's own user has no bound.
+        let mut own = budget.purse(&Tenant::Agent, 4_096);
+        assert!((0..100).all(|nth| own.pay(&kv(nth, 1), now).is_ok()));
     }
 
     /// P-SECURITY-9: preemption does not wait for what a stranger says.

@@ -1,8 +1,9 @@
 //! What the agent may have of its machine, and what it lets strangers have of that.
 //!
 //! A service manager or a container gives it some memory, tasks and open files. It reads at its start how many, so that what
-//! all tenants may use together fits into them: half of the memory for connections, a quarter for what they say and ask, and
-//! the last quarter for the agent itself.
+//! all tenants may use together fits into them: half of the memory for connections, a quarter for what they say and ask, an
+//! eighth for the caches that they describe and a sixteenth for their lists of requests, both in the agent's unit, and the
+//! rest for the agent itself.
 
 use std::fmt;
 use std::fs::read_to_string;
@@ -173,9 +174,12 @@ mod tests {
         let _ = std::fs::remove_dir_all(root);
         assert_eq!((means.memory / MIB, means.tasks), (512, Some(100)));
         assert_eq!(means.share() as u64, 32 * MIB);
-        // What all strangers together may use, connections and messages, leaves the agent a quarter.
+        // What all strangers together may use, connections and messages, leaves the agent a quarter,
         let used = means.attachable() as u64 * CONNECTION + 4 * means.share() as u64;
         assert!(used <= means.memory / 4 * 3, "{used}");
+        // and caches and lists of requests leave it twice what it takes alone.
+        let kept = crate::grpc::budget::caches() + tidegate_policy::memory::LISTS as u64;
+        assert!(used + kept + 28 * MIB <= means.memory, "{kept}");
         assert_eq!((means.attachable(), means.threads()), (2_048, 50));
     }
 

@@ -9,7 +9,7 @@
 //! that it takes, and the memory that stays.
 
 use crate::input::Input;
-use crate::node::{HOSTILE, Node};
+use crate::node::{HOSTILE, Node, process};
 use crate::spent;
 use prost::Message as _;
 use std::time::Duration;
@@ -17,7 +17,6 @@ use tidegate_agent::config::{Config, Role};
 use tidegate_agent::grpc::budget::{Account, MESSAGE_LIMIT, Verdict, cost};
 use tidegate_agent::grpc::heard::parts;
 use tidegate_agent::inbox::NodeInput;
-use tidegate_node::kinds::Process;
 use tidegate_proto::v1::{self, ClientEvent, client_event::Event};
 
 /// The longest turn of the control thread.
@@ -91,10 +90,7 @@ fn once(input: &[u8]) -> Spent {
                 bytes
             }
             None if length == 0 => {
-                node.input(NodeInput::Exited(Process {
-                    pid: 100 + HOSTILE as i32,
-                    started: HOSTILE,
-                }));
+                node.input(NodeInput::Exited(process(HOSTILE)));
                 0
             }
             None => 0,

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `page` | the page that a process shares with the agent | no order but for proven channels, others' gates and pages untouched, a bounded view |
 //! | `hook` | the messages on its stream | the same; no message keeps the agent busy for 5 ms or takes 1 MiB beyond its own size |
+//! | `sessions` | all sessions of a tenant, at full rate | what stays of them is at most what the tenant may have |
 //! | `ioctl` | the bytes of the driver's calls | nothing is read beyond what a call needs, only channels are told whose handles were seen |
 //! | `identity` | a tenant's part of its cgroup's path | it changes neither place nor role |
 //! | `config` | files, drop-ins, variables, set values | a refusal names its place; what is accepted is dumped and accepted as the same |
@@ -32,6 +33,7 @@ mod joblog;
 mod journal;
 mod node;
 mod page;
+mod sessions;
 mod spent;
 mod status;
 mod trace;
@@ -48,7 +50,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target {
         name: "page",
         run: page::run,
@@ -56,6 +58,10 @@ pub const TARGETS: [Target; 11] = [
     Target {
         name: "hook",
         run: hook::run,
+    },
+    Target {
+        name: "sessions",
+        run: sessions::run,
     },
     Target {
         name: "ioctl",
@@ -99,7 +105,7 @@ impl Target {
     /// Removes its files in this process, which has read its last input.
     pub fn remove_files(&self) {
         let directory = match self.name {
-            "page" | "hook" => "node",
+            "page" | "hook" | "sessions" => "node",
             name => name,
         };
         let _ = std::fs::remove_dir_all(own_directory().join(directory));

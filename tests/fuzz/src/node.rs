@@ -42,7 +42,7 @@ use tidegate_agent::watch::events::EventLog;
 use tidegate_node::Parts;
 use tidegate_node::batch::Batch;
 use tidegate_node::file::{File, SentFile};
-use tidegate_node::kinds::{Gpu, Process, Switch};
+use tidegate_node::kinds::{Gpu, Process, Switch, Tenant};
 use tidegate_node::message::{Again, Aged, Claim, Owner, Proof};
 use tidegate_node::ports::{self, Ports};
 use tidegate_node::task::{Carrying, Released, Sliced, Task};
@@ -111,7 +111,7 @@ pub struct Node {
     tasks_rx: Receiver<Task>,
     /// The processes' views of their pages, and where they listen.
     pages: [SharedWords; 3],
-    tells_rx: [mpsc::Receiver<Tell>; 3],
+    tells_rx: Vec<mpsc::Receiver<Tell>>,
     roles: [Role; 3],
     /// The hostile page as it was before the turn.
     before: Vec<u64>,
@@ -119,6 +119,46 @@ pub struct Node {
     longest_turn: Duration,
     /// Memory that was held when the hostile process had said nothing yet.
     begun: usize,
+}
+
+/// A process that attaches: of a user of its own, in one job with the others of that user.
+fn newcomer(session: u64, role: Role, tell_tx: mpsc::Sender<Tell>) -> Newcomer {
+    Newcomer {
+        session,
+        peer: Peer {
+            process: process(session),
+            uid: 1_000 + session as u32,
+            name: Text::default(),
+            ..Peer::default()
+        },
+        role,
+        rule: "rule 1".to_owned(),
+        asked: tidegate_agent::inbox::Asked::default(),
+        gives: tidegate_policy::fair::Gives::default(),
+        job: Text::name("job"),
+        joined_by: None,
+        library: Library {
+            version: Text::name("1"),
+            driver: Text::name("580"),
+            membarrier: true,
+            takes_memory: true,
+            says_work: true,
+            knows_leases: true,
+        },
+        last_agent_generation: 0,
+        clock: tidegate_node::clock::ProcessClock::default(),
+        page: None,
+        control_file: None,
+        outbox: Box::new(Stream(tell_tx)),
+    }
+}
+
+/// The process of a session.
+pub fn process(session: u64) -> Process {
+    Process {
+        pid: 100 + session as i32,
+        started: session,
+    }
 }
 
 impl Node {
@@ -171,40 +211,13 @@ impl Node {
             let (tell_tx, tell_rx) = mpsc::channel(64);
             tells_rx.push(tell_rx);
             let session = at as u64 + 1;
-            mailbox.put(NodeInput::Attached(Box::new(Newcomer {
-                session,
-                peer: Peer {
-                    process: Process {
-                        pid: 100 + session as i32,
-                        started: session,
-                    },
-                    uid: 1_000 + session as u32,
-                    name: Text::default(),
-                    ..Peer::default()
-                },
-                role,
-                rule: "rule 1".to_owned(),
-                asked: tidegate_agent::inbox::Asked::default(),
-                gives: tidegate_policy::fair::Gives::default(),
-                job: Text::name("job"),
-                joined_by: None,
-                library: Library {
-                    version: Text::name("1"),
-                    driver: Text::name("580"),
-                    membarrier: true,
-                    takes_memory: true,
-                    says_work: true,
-                    knows_leases: true,
-                },
-                last_agent_generation: u64::from(was_gated && session == HOSTILE),
-                clock: tidegate_node::clock::ProcessClock::default(),
-                page: Some(shared(page)),
-                control_file: Some(SentFile(Box::new(()))),
-                outbox: Box::new(Stream(tell_tx)),
-            })));
+            let mut newcomer = newcomer(session, role, tell_tx);
+            newcomer.page = Some(shared(page));
+            newcomer.control_file = Some(SentFile(Box::new(())));
+            newcomer.last_agent_generation = u64::from(was_gated && session == HOSTILE);
+            mailbox.put(NodeInput::Attached(Box::new(newcomer)));
         }
         let [one, two, three]: [_; 3] = pages.try_into().expect("three");
-        let tells_rx = tells_rx.try_into().expect("three");
         let mut node = Self {
             control,
             mailbox,
@@ -243,6 +256,24 @@ impl Node {
         node.longest_turn = Duration::ZERO;
         node.begun = spent::held();
         node
+    }
+
+    /// One more process of a tenant, without a page: offline, in a job named after its number.
+    pub fn attach(&mut self, session: u64, tenant: &Tenant, uid: u32) {
+        let (tell_tx, tell_rx) = mpsc::channel(64);
+        self.tells_rx.push(tell_rx);
+        let mut newcomer = newcomer(session, Role::Offline, tell_tx);
+        newcomer.peer.uid = uid;
+        newcomer.peer.tenant = tenant.clone();
+        newcomer.job = Text::name(&format!("job {session}"));
+        self.mailbox.put(NodeInput::Attached(Box::new(newcomer)));
+        self.say(
+            session,
+            Said::Device {
+                slot: 0,
+                uuid: UUID,
+            },
+        );
     }
 
     /// Processor time of the longest turn since.
@@ -296,7 +327,8 @@ impl Node {
     /// The agent takes turns until nobody has anything more to say.
     pub fn settle(&mut self) {
         for round in 0.. {
-            assert!(round < 256, "the agent does not come to rest");
+            // A message may be divided into 256 inputs.
+            assert!(round < 1_024, "the agent does not come to rest");
             for (before, word) in self.before.iter_mut().zip(&self.pages[2][..]) {
                 *before = word.load(Acquire);
             }
@@ -435,7 +467,7 @@ impl Node {
             for said in [&process.note, &process.job, &process.name] {
                 assert!(text(said), "{said:?} would reach a terminal");
             }
-            if process.session == HOSTILE {
+            if ![ONLINE, OFFLINE].contains(&process.session) {
                 continue;
             }
             assert_eq!(process.lane, "page", "{process:?}");

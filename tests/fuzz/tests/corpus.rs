@@ -41,6 +41,7 @@ macro_rules! read_again {
 read_again! {
     a_hostile_page_moves_nobody_else: "page";
     hostile_messages_move_nobody_else: "hook";
+    what_stays_of_a_tenants_sessions_is_at_most_what_it_may_have: "sessions";
     calls_are_decoded_within_their_bytes: "ioctl";
     a_tenants_cgroups_change_no_role: "identity";
     a_configuration_is_dumped_as_it_was_taken_or_refused_with_its_place: "config";

@@ -1,8 +1,11 @@
 //! One offline job's memory: its ranks, who holds what, and what was taken.
 
+use super::lists::Lists;
 use crate::effect::{Effect, Report};
 use crate::holders::{Backing, Holders};
-use crate::ids::{Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, SessionId, StripeId, Tokens};
+use crate::ids::{
+    Bytes, GpuId, GpuSet, Handles, JobId, KvId, LogSeq, SessionId, StripeId, Tokens, UserId,
+};
 use crate::layout::Layout;
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Direction, Phase, Reclaim};
@@ -32,8 +35,13 @@ pub(super) struct Rank {
 #[derive(Clone, Debug)]
 pub(super) struct Books {
     pub job: JobId,
+    /// Whose its lists of requests are, and the bytes that are counted of them.
+    user: UserId,
+    listed: usize,
     pub ranks: Vec<Rank>,
     pub holders: Holders,
+    /// Per stripe: the ranks that lack it.
+    lacking: Vec<u32>,
     /// Per stripe: the log entry that names its blocks as lost, while they are.
     lost: Vec<LogSeq>,
     /// No entry before this names blocks that are lost.
@@ -75,8 +83,11 @@ impl Books {
     pub fn new(job: JobId) -> Self {
         Self {
             job,
+            user: UserId(0),
+            listed: 0,
             ranks: Vec::new(),
             holders: Holders::default(),
+            lacking: Vec::new(),
             lost: Vec::new(),
             soonest: LogSeq(0),
             withheld: LogSeq(0),
@@ -104,6 +115,7 @@ impl Books {
         self.unregister(session, Some(kv), ledger);
         if self.ranks.is_empty() && layout != self.holders.layout() {
             self.lost = vec![LogSeq(0); layout.len()];
+            self.lacking = vec![0; layout.len()];
             self.holders = Holders::new(layout.clone());
             let stripes = (0u32..).take(layout.len()).map(StripeId);
             let largest = stripes.map(|stripe| layout.bytes(stripe)).max();
@@ -130,19 +142,65 @@ impl Books {
         }
         rank.claimed = rank.claims(layout);
         ledger.adopt(session, Place::Offline, rank.held(layout));
+        for (lacking, lacks) in self.lacking.iter_mut().zip(&rank.lacks) {
+            *lacking += u32::from(*lacks);
+        }
+        let settles = !rank.lacks.is_empty();
         self.ranks.push(rank);
-        self.settle_all();
+        if settles {
+            self.settle_all();
+        }
     }
 
-    /// Ranks came or went. What moves is settled when it has moved.
+    /// Ranks with stripes came or went. What moves is settled when it has moved.
     fn settle_all(&mut self) {
+        let mut moving = Vec::new();
+        if self.machine.phase == Phase::Moving {
+            moving.clone_from(&self.machine.stripes);
+            moving.sort_unstable();
+        }
         for stripe in (0u32..).take(self.holders.layout().len()).map(StripeId) {
-            let moves = self.machine.phase == Phase::Moving;
-            if !(moves && self.machine.stripes.contains(&stripe)) {
+            if moving.binary_search(&stripe).is_err() {
                 self.settle_backing(stripe);
             }
         }
         self.note_soonest();
+    }
+
+    /// Ranks for which `goes` is true are gone.
+    fn drop_ranks(&mut self, mut goes: impl FnMut(&Rank) -> bool) {
+        let lacking = &mut self.lacking;
+        let mut settles = false;
+        self.ranks.retain(|rank| {
+            let goes = goes(rank);
+            if goes {
+                for (lacking, lacks) in lacking.iter_mut().zip(&rank.lacks) {
+                    *lacking -= u32::from(*lacks);
+                }
+                settles = settles || !rank.lacks.is_empty();
+            }
+            !goes
+        });
+        if settles {
+            self.settle_all();
+        }
+    }
+
+    /// Its lists belong to `user`, and are counted as they are now.
+    pub fn list(&mut self, user: UserId, lists: &mut Lists) {
+        lists.give_up(self.user, self.listed);
+        (self.user, self.listed) = (user, self.holders.bytes());
+        lists.take(self.user, self.listed);
+    }
+
+    /// It has none any more.
+    pub fn unlist(&self, lists: &mut Lists) {
+        lists.give_up(self.user, self.listed);
+    }
+
+    /// As before, whoever they belong to.
+    pub fn relist(&mut self, lists: &mut Lists) {
+        self.list(self.user, lists);
     }
 
     fn note_soonest(&mut self) {
@@ -153,7 +211,10 @@ impl Books {
 
     /// What one rank lacks is gone for all.
     fn settle_backing(&mut self, stripe: StripeId) -> Backing {
-        let gone = self.ranks.iter().any(|rank| rank.lacks(stripe));
+        let gone = self
+            .lacking
+            .get(stripe.0 as usize)
+            .is_some_and(|&ranks| ranks > 0);
         let backing = if gone {
             Backing::Taken
         } else {
@@ -165,30 +226,25 @@ impl Books {
 
     /// A cache of a process is gone, or all of them; its memory is nobody's.
     pub fn unregister(&mut self, session: SessionId, kv: Option<KvId>, ledger: &mut Ledger) {
-        let layout = self.holders.layout();
-        self.ranks.retain(|rank| {
+        let layout = self.holders.layout().clone();
+        self.drop_ranks(|rank| {
             let goes = rank.session == session && kv.is_none_or(|kv| kv == rank.kv);
             if goes {
-                ledger.shift(session, Place::Offline, Place::Free, rank.held(layout));
+                ledger.shift(session, Place::Offline, Place::Free, rank.held(&layout));
                 // Whatever it was moving is void.
                 for place in [Place::Quarantined, Place::InFlight] {
                     let moving = ledger.account(session).at(place);
                     ledger.shift(session, place, Place::Free, moving);
                 }
             }
-            !goes
+            goes
         });
-        self.settle_all();
     }
 
     /// A process is gone with all its caches; its account is closed with it.
     pub fn gone(&mut self, session: SessionId) {
         self.machine.gone(session);
-        let ranks = self.ranks.len();
-        self.ranks.retain(|rank| rank.session != session);
-        if self.ranks.len() != ranks {
-            self.settle_all();
-        }
+        self.drop_ranks(|rank| rank.session == session);
     }
 
     pub fn gpus(&self) -> GpuSet {
@@ -388,6 +444,7 @@ impl Books {
             ranks,
             machine,
             holders,
+            lacking,
             lost,
             ..
         } = self;
@@ -404,7 +461,7 @@ impl Books {
                 match (direction, lacked, done) {
                     (Direction::Reclaim, false, true) => {
                         ledger.shift(session, Place::Quarantined, Place::Free, bytes);
-                        rank.set_lacks(*stripe, true);
+                        rank.set_lacks(*stripe, true, lacking);
                         if let Some(lost) = lost.get_mut(stripe.0 as usize) {
                             *lost = log.max(*lost);
                         }
@@ -414,7 +471,7 @@ impl Books {
                     }
                     (Direction::Restore, true, true) => {
                         ledger.shift(session, Place::InFlight, Place::Offline, bytes);
-                        rank.set_lacks(*stripe, false);
+                        rank.set_lacks(*stripe, false, lacking);
                     }
                     (Direction::Restore, true, false) => {
                         ledger.shift(session, Place::InFlight, Place::Free, bytes);
@@ -494,8 +551,11 @@ impl Rank {
         self.lacks.get(stripe.0 as usize).copied().unwrap_or(false)
     }
 
-    fn set_lacks(&mut self, stripe: StripeId, lacks: bool) {
-        if let Some(known) = self.lacks.get_mut(stripe.0 as usize) {
+    /// It was otherwise before.
+    fn set_lacks(&mut self, stripe: StripeId, lacks: bool, lacking: &mut [u32]) {
+        let nth = stripe.0 as usize;
+        if let (Some(known), Some(ranks)) = (self.lacks.get_mut(nth), lacking.get_mut(nth)) {
+            *ranks = if lacks { *ranks + 1 } else { *ranks - 1 };
             *known = lacks;
         }
     }

@@ -3,18 +3,18 @@
 use super::books::Books;
 use super::online::{Ask, Elastic, Sizes, give_up};
 use super::{Memory, MemoryEvent};
-use crate::ids::{Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId};
+use crate::ids::{Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, SessionId, StripeId, UserId};
 use crate::ledger::{Ledger, Place};
 use crate::reclaim::{Answer, Phase};
 use crate::time::Instant;
 
 impl Memory {
-    /// Takes one event. `job_of` says to which job an offline process belongs: one of a job may only
-    /// schedule, and have no memory itself.
+    /// Takes one event. `job_of` says to which job an offline process belongs, and whose that is: one of a job may
+    /// only schedule, and have no memory itself.
     pub fn take(
         &mut self,
         event: MemoryEvent<'_>,
-        job_of: impl Fn(SessionId) -> Option<JobId>,
+        job_of: impl Fn(SessionId) -> Option<(JobId, UserId)>,
         now: Instant,
     ) {
         match event {
@@ -52,7 +52,7 @@ impl Memory {
                 mapped,
                 ahead,
             } => {
-                if let Some(job) = job_of(session) {
+                if let Some((job, _)) = job_of(session) {
                     self.wants_room((session, job), ask, gpu, bytes, now);
                     return;
                 }
@@ -197,6 +197,7 @@ impl Memory {
                 if let (Some(books), Some(ledger)) = (books, ledger) {
                     let rank = (session, gpu, kv);
                     books.register(rank, layout, backed, (fixed, reclaimable), ledger);
+                    books.relist(&mut self.lists);
                 }
             }
             MemoryEvent::ElasticRegistered {
@@ -266,7 +267,7 @@ impl Memory {
     fn heard_of_job(
         &mut self,
         event: MemoryEvent<'_>,
-        job_of: impl Fn(SessionId) -> Option<JobId>,
+        job_of: impl Fn(SessionId) -> Option<(JobId, UserId)>,
     ) {
         match event {
             MemoryEvent::Published {
@@ -275,16 +276,28 @@ impl Memory {
                 tokens,
                 blocks,
             } => {
-                if let Some(books) = self.books_of(job_of(session)) {
-                    books.holders.publish(request, tokens, blocks);
+                let Some((job, user)) = job_of(session) else {
+                    return;
+                };
+                let Self { jobs, lists, .. } = self;
+                if let Some(books) = jobs.iter_mut().find(|books| books.job == job) {
+                    books.list(user, lists);
+                    let room = lists.room(user);
+                    books.holders.publish_within(room, request, tokens, blocks);
+                    books.relist(lists);
                 }
             }
             MemoryEvent::Forgotten { session, request } => {
-                if let Some(books) = self.books_of(job_of(session)) {
+                let Some((job, _)) = job_of(session) else {
+                    return;
+                };
+                let Self { jobs, lists, .. } = self;
+                if let Some(books) = jobs.iter_mut().find(|books| books.job == job) {
                     match request {
                         Some(request) => books.holders.forget(request),
                         None => books.holders.forget_all(),
                     }
+                    books.relist(lists);
                 }
             }
             MemoryEvent::Withheld { session, log } => {
@@ -310,8 +323,9 @@ impl Memory {
         }
     }
 
-    fn books_of(&mut self, job: Option<JobId>) -> Option<&mut Books> {
-        self.jobs.iter_mut().find(|books| Some(books.job) == job)
+    fn books_of(&mut self, job: Option<(JobId, UserId)>) -> Option<&mut Books> {
+        let (job, _) = job?;
+        self.jobs.iter_mut().find(|books| books.job == job)
     }
 
     fn note_use(&mut self, session: SessionId, gpu: GpuId) {
@@ -399,6 +413,9 @@ impl Memory {
     }
 
     fn drop_empty(&mut self) {
-        self.jobs.retain(|books| !books.ranks.is_empty());
+        let Self { jobs, lists, .. } = self;
+        for books in jobs.extract_if(.., |books| books.ranks.is_empty()) {
+            books.unlist(lists);
+        }
     }
 }

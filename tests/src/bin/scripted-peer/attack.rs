@@ -81,7 +81,7 @@ pub fn claims(from: u32, count: u32) -> Vec<Event> {
 pub fn cache(kv: u32, stripes: u32) -> v1::client_event::Event {
     v1::client_event::Event::KvRegistered(v1::KvRegistered {
         // As many as a session may have, again and again.
-        kv: kv % 60,
+        kv: kv % 16,
         handle_bytes: 2 << 20,
         block_count: 1 << 20,
         first_block: (0..stripes).map(|nth| nth * (1 + kv % 7)).collect(),
