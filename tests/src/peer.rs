@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The user of a process without rights.
 pub const NOBODY: u32 = 65_534;
@@ -147,16 +148,26 @@ impl Peer {
     /// When it does not answer.
     #[track_caller]
     pub fn try_ask(&mut self, command: &str) -> String {
+        let answer = self.ask_within(clock::DEADLINE, command);
+        answer.unwrap_or_else(|| panic!("no answer to {command}"))
+    }
+
+    /// As [`Self::try_ask`]; none: no answer has come for so long.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[track_caller]
+    pub fn ask_within(&mut self, limit: Duration, command: &str) -> Option<String> {
         self.tell(command);
         let mut at = self.read;
-        let answer = wait_until(clock::DEADLINE, || {
+        let answer = wait_until(limit, || {
             let lines = self.lines.lock().expect("not poisoned");
             let line = lines.get(at)?;
             at += 1;
             (!line.starts_with('<')).then(|| line.clone())
         });
         self.read = at;
-        answer.unwrap_or_else(|| panic!("no answer to {command}"))
+        answer
     }
 
     /// Has it begin to obey one command, without waiting for the answer.

@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 use tidegate_vgpu::history::{Kind, Reader};
 
 /// An honest online engine and an honest offline job.
@@ -392,15 +393,20 @@ fn unnamed(status: &Value) -> Option<Value> {
         .cloned()
 }
 
-/// A stranger begins with its attack. What the agent refuses of it is its own affair.
+/// A stranger is waited for so long before it begins with its attack.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A stranger begins with its attack. What the agent refuses of it, or leaves waiting, is its own affair.
 fn attacks(honest: &Honest, user: u32, words: &[&str]) -> Peer {
     let mut stranger = Peer::of_user(&honest.node, user);
     let (last, first) = words.split_last().unwrap_or((&"", &[]));
     for word in first {
-        drop(stranger.try_ask(word));
+        drop(stranger.ask_within(PATIENCE, word));
     }
     let client = if last.contains("{}") {
-        let made = stranger.try_ask("make 0 0");
+        let made = stranger
+            .ask_within(PATIENCE, "make 0 0")
+            .unwrap_or_default();
         made.split(' ').nth(1).unwrap_or("0x0").to_owned()
     } else {
         String::new()
