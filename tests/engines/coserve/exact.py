@@ -32,7 +32,7 @@ BOUNDS = {
     "keys_values_worst": 1e-5,
     "loss_worst": 1e-5,
     "logprob_worst": 1e-4,
-    "gradient_worst": 2e-5,
+    "gradient_worst": cases.GRADIENT,
     "layer_worst": 1e-10,
     "adapter_worst": 1e-4,
     "logits_worst": 1e-4,
