@@ -1,123 +1,15 @@
 //! Leases where all parts meet: the agent that ships, an online program and a trainer with the library that ships. What ran
 //! is the device's word. What was granted and taken away is read off the agent's recording, which is made again meanwhile.
 
-use std::fs::File;
-use std::io::BufReader;
-
-use tidegate_policy::effect::{Effect, Report};
-use tidegate_policy::event::Event;
-use tidegate_policy::lease::event::LeaseEvent;
-use tidegate_record::{Entry, replay_with};
+use tidegate_tests::pair::{Lease, Pair};
+use tidegate_tests::wait_for;
 use tidegate_tests::watch::Testimony;
-use tidegate_tests::{Node, Running, TRUSTING, compile, wait_for};
 use tidegate_vgpu::history::Kind;
 
-/// Nothing opens by itself, and a promise that a loaded machine keeps as well.
-const LEASES: &str =
-    "[gate]\ncooldown = \"1h\"\n[lease]\ntpot = \"400ms\"\nttft = \"10s\"\ngrace = \"300ms\"\n";
 /// What online promises, ns.
 const TPOT: u64 = 400_000_000;
 /// Tokens of each of its requests.
-const TOKENS: u64 = 16;
-
-/// A lease, as the policy saw it.
-#[derive(Clone, Copy, Debug)]
-struct Lease {
-    number: u64,
-    units: u32,
-    given_ns: u64,
-    /// When the gate shuts, whatever runs.
-    until_ns: u64,
-    /// When it was over, and whether the trainer said so.
-    over: Option<(u64, bool)>,
-}
-
-struct Pair {
-    node: Node,
-    online: Running,
-    trainer: Running,
-}
-
-impl Pair {
-    /// An engine that decodes one request after the other, in iterations of 3 ms, and then a trainer.
-    fn new(trainer: &[&str]) -> Self {
-        let mut node = Node::device_only(&[]);
-        let recording = node.recording(0);
-        node.start_agent_by(&format!("{TRUSTING}{LEASES}"), |mut agent| {
-            agent.arg("--record").arg(&recording);
-            agent
-        });
-        let start = |program: &str, role: &str, args: &[&str]| {
-            let mut command = node.preloaded(compile(program, &["-lcuda"]), role);
-            Running::start(program, command.env("TIDEGATE_JOB", role).args(args))
-        };
-        let tokens = TOKENS.to_string();
-        let online = start("decodes", "online", &["3000000", "1000000", &tokens]);
-        wait_for("online to run", || {
-            let history = Testimony::of(&node);
-            let ran = history.all(&[online.pid()], Kind::KernelEnd).count();
-            (ran > 2).then_some(())
-        });
-        let trainer = start("trainer", "offline", trainer);
-        Self {
-            online,
-            trainer,
-            node,
-        }
-    }
-
-    /// The leases so far.
-    fn leases(&self) -> Vec<Lease> {
-        let file = File::open(self.node.recording(0)).expect("the agent records");
-        let mut leases = Vec::<Lease>::new();
-        let over = |leases: &mut Vec<Lease>, number, at, said| {
-            let known = leases.iter_mut().find(|lease| lease.number == number);
-            if let Some(lease) = known.filter(|lease| lease.over.is_none()) {
-                lease.over = Some((at, said));
-            }
-        };
-        let replayed = replay_with(BufReader::new(file), |now, entry| {
-            let now = now.as_nanos();
-            match entry {
-                Entry::Effect(Effect::Lease {
-                    lease,
-                    units,
-                    until,
-                    ..
-                }) => leases.push(Lease {
-                    number: lease.0,
-                    units: *units,
-                    given_ns: now,
-                    until_ns: until.as_nanos(),
-                    over: None,
-                }),
-                Entry::Event(Event::Lease(LeaseEvent::Returned { lease, .. })) => {
-                    over(&mut leases, lease.0, now, true);
-                }
-                Entry::Effect(Effect::Emit(Report::LeaseOverrun { lease, .. })) => {
-                    over(&mut leases, lease.0, now, false);
-                }
-                _ => {}
-            }
-        });
-        // What is written at this moment may end in half a line.
-        drop(replayed);
-        leases
-    }
-
-    /// Both end; what the device saw, and the leases of all of it.
-    #[track_caller]
-    fn ends(self) -> (Testimony, Vec<Lease>, [u32; 2]) {
-        let pids = [self.online.pid(), self.trainer.pid()];
-        let leases = self.leases();
-        let history = Testimony::of(&self.node);
-        for program in [self.trainer, self.online] {
-            program.signal(libc::SIGCONT);
-            program.signal(libc::SIGTERM);
-        }
-        (history, leases, pids)
-    }
-}
+const TOKENS: u64 = tidegate_tests::pair::TOKENS;
 
 /// Requests of online: each is what the device has of its first and last iteration.
 fn requests(history: &Testimony, online: u32) -> Vec<(u64, u64)> {

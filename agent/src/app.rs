@@ -21,6 +21,7 @@ use crate::grpc::activation::Passed;
 use crate::grpc::crowd::Crowd;
 use crate::grpc::reload::InForce;
 use crate::grpc::standing::Standing;
+use crate::host::leases::LeasesFile;
 use crate::host::logs::LogLevel;
 use crate::host::means::Means;
 use crate::host::notify::Notifier;
@@ -28,7 +29,7 @@ use crate::host::orders::{Order, Orders, OrdersFile};
 use crate::host::rundir::{self, RunDir, RunDirError};
 use crate::host::users;
 use crate::host::yard::Yard;
-use crate::inbox::{self, Mailbox};
+use crate::inbox::{self, Learnt, Mailbox};
 use crate::rm::{self, Driver};
 use crate::selftest::{self, Outcome, SelfTest};
 use crate::watch::events::EventLog;
@@ -91,6 +92,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         generation,
     } = take_ground(options)?;
     let (orders_file, orders) = standing_orders(config, generation);
+    let (leases_file, learnt) = learnt_leases(config);
     let found = choose(options, &driver)?;
     let (choice, mps) = (found.choice.clone(), found.mps.clone());
     let fifo = tries_fifo();
@@ -139,6 +141,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         in_force: in_force(options, choice.level, &mailbox, &guards.crowd, &notifier),
         gauge: gauge(&driver)?,
         orders: Standing::new(orders.clone(), orders_file),
+        leases_file,
         run_dir: &run_dir,
         passed: RefCell::new(passed),
         config,
@@ -152,7 +155,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     };
     let runtime = runtime()?;
     say_start(options, &driver, generation, choice.level, fifo);
-    let thread = ControlThread::new(parts, inbox, notifier, about, orders);
+    let thread = ControlThread::new(parts, inbox, notifier, about, orders, learnt);
     runtime.block_on(server.run(thread, fifo))?;
     Ok(Ended::of(again.load(Ordering::Acquire)))
 }
@@ -221,6 +224,16 @@ fn standing_orders(config: &Config, generation: u64) -> (OrdersFile, Orders) {
         tracing::warn!("no offline job runs until `tidegate undrain`: still drained by {by}");
     }
     (file, orders)
+}
+
+/// What earlier agents learnt of leases.
+fn learnt_leases(config: &Config) -> (LeasesFile, Learnt) {
+    let file = LeasesFile::new(&orders_dir(config));
+    let learnt = file.read().unwrap_or_else(|why| {
+        tracing::warn!("{why}");
+        Learnt::new()
+    });
+    (file, learnt)
 }
 
 fn prover(mailbox: &Mailbox, yard: &Yard, mps: &Mps) -> Result<Box<dyn ports::Prover>, AppError> {

@@ -1,6 +1,7 @@
 //! The control thread: what happens on the node goes to the shell in one order, and people get answers.
 
 mod explain;
+mod leases;
 mod status;
 mod strangers;
 mod thread;

@@ -3,6 +3,8 @@
 
 pub mod foreign;
 pub mod grave;
+pub mod kept;
+pub mod leases;
 pub mod logs;
 pub mod means;
 pub mod notify;

@@ -10,6 +10,7 @@
 use crate::standing::Standing;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 pub use tidegate_node::Input as NodeInput;
@@ -20,6 +21,7 @@ pub use tidegate_node::message::{
 use tidegate_node::ports::Outbox;
 use tidegate_node::spans::Span;
 use tidegate_node::text::Text;
+use tidegate_policy::lease::record::Known;
 use tidegate_proto::v1;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -99,6 +101,10 @@ pub enum Ask {
     Regate(u64),
     /// How a process is attached, and why it runs or waits.
     Explain(i32, Answer<Box<Explanation>>),
+    /// What is known of leases of one job, or of every job that trains; None: there is no such job.
+    Leases(Option<String>, Answer<Option<Vec<v1::GpuLeases>>>),
+    /// What is known of iterations and units.
+    Learnt(Answer<Learnt>),
     /// What is known of a handle of one job's cache, or of every job's.
     Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
 }
@@ -115,6 +121,8 @@ impl Ask {
             }
             Self::Ungate(_, answer) => answer.is_closed(),
             Self::Explain(_, answer) => answer.is_closed(),
+            Self::Leases(_, answer) => answer.is_closed(),
+            Self::Learnt(answer) => answer.is_closed(),
             Self::Handle(_, _, answer) => answer.is_closed(),
             Self::Regate(_) | Self::Steered(_) => false,
         }
@@ -143,6 +151,9 @@ pub struct Ungate {
 
 /// When online was busy on one GPU, and from when on that is complete.
 pub type BusySpans = (Vec<Span>, u64);
+
+/// What is known of iterations and units, by the UUID of the GPU.
+pub type Learnt = BTreeMap<String, Vec<Known>>;
 
 /// How a process stands with the agent.
 #[derive(Clone, Debug, Default, PartialEq)]

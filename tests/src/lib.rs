@@ -22,6 +22,7 @@ pub mod manager;
 pub mod memory;
 pub mod online;
 pub mod operators;
+pub mod pair;
 pub mod peer;
 pub mod personality;
 pub mod placements;

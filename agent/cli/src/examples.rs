@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 40] = [
+const EXAMPLES: [(&str, &str); 41] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -25,6 +25,7 @@ const EXAMPLES: [(&str, &str); 40] = [
     ("explain", "tidegate explain pid 4711"),
     ("explain pid", "tidegate explain pid 4711 --asking online"),
     ("explain handle", "tidegate explain handle 12 --job nightly"),
+    ("explain lease", "tidegate explain lease tune"),
     ("hooks", "tidegate hooks 4711"),
     ("trace", "tidegate trace --seconds 30 --output node.json"),
     (

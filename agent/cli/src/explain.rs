@@ -1,11 +1,14 @@
 //! `tidegate explain`: why a process is what it is and does what it does, why a handle was taken.
 
+mod lease;
+
 use super::agent::Agent;
 use super::print::{Output, print, print_folded};
 use super::table::time;
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 use tidegate_proto::v1;
+use tidegate_text::screen::terminal_width;
 use v1::node_client::NodeClient;
 
 #[derive(Debug, Subcommand)]
@@ -28,6 +31,14 @@ pub enum What {
         handle: u32,
         /// Only this job.
         #[arg(long)]
+        job: Option<String>,
+        /// Output format.
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Show the slack beside online, the last leases, and why a trainer has none.
+    Lease {
+        /// Only this job; all jobs that train if omitted.
         job: Option<String>,
         /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
@@ -79,6 +90,16 @@ pub async fn run(agent: &Agent, what: &What) -> anyhow::Result<()> {
             match output {
                 Output::Table => print_folded(&process(&found)),
                 Output::Json => print(&format!("{:#}\n", process_json(&found))),
+            }
+        }
+        What::Lease { job, output } => {
+            let request = v1::ExplainLeaseRequest {
+                job: job.clone().unwrap_or_default(),
+            };
+            let gpus = node.explain_lease(request).await?.into_inner().gpus;
+            match output {
+                Output::Table => print_folded(&lease::text(&gpus, terminal_width())),
+                Output::Json => print(&format!("{:#}\n", lease::json(&gpus))),
             }
         }
         What::Handle {

@@ -150,6 +150,7 @@ fn gpu(status: &v1::GpuStatus) -> Value {
             "unit": per.unit, "units": per.units, "mean": per.mean, "max": per.max,
         })),
         "memory": status.memory.as_ref().map(gpu_memory),
+        "leases": status.leases.as_ref().map(leases),
         "budget": status.budget.as_ref().map(|budget| json!({
             "prompts_ns": budget.prompts_ns,
             "busy_ns": budget.busy_ns,
@@ -256,6 +257,36 @@ fn job(status: &v1::JobStatus) -> Value {
         "paused_ns": status.paused_ns,
         "held_byte_seconds": status.held_byte_seconds,
         "trainer": status.trainer.as_ref().map(trainer),
+        "no_lease": status.no_lease.as_ref().map(no_lease),
+    })
+}
+
+/// Leases of a GPU.
+pub fn leases(status: &v1::LeaseStatus) -> Value {
+    json!({
+        "ttft_ns": status.ttft_ns,
+        "tpot_ns": status.tpot_ns,
+        "granted": status.granted,
+        "overruns": status.overruns,
+        "units": status.units,
+        "slack_ns": status.slack_ns,
+        "predicted_ns": status.predicted_ns,
+        "predictions": status.predictions,
+        "prediction_error": status.prediction_error,
+        "slack_used": status.slack_used,
+        "alone_ns": (status.alone_ns > 0).then_some(status.alone_ns),
+        "tpot_too_low": status.tpot_too_low,
+        "job": Some(&status.job).filter(|job| !job.is_empty()),
+        "reported_ago_ns": status.reported_ago_ns,
+    })
+}
+
+/// Why a trainer has no lease.
+pub fn no_lease(none: &v1::NoLease) -> Value {
+    json!({
+        "kind": none.kind,
+        "text": none.text,
+        "remedy": Some(&none.remedy).filter(|remedy| !remedy.is_empty()),
     })
 }
 

@@ -3,6 +3,7 @@
 mod budget;
 mod figures;
 mod head;
+mod leases;
 mod memory;
 mod trainer;
 
@@ -24,6 +25,7 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
     of_gpus(report, width, &mut text);
     budget::status(report, width, &mut text);
     memory::status(report, width, &mut text);
+    leases::status(report, width, &mut text);
     text.push('\n');
     of_jobs(report, width, &mut text);
     text.push('\n');

@@ -161,6 +161,12 @@ impl Follower {
         self.last.map_or(0, |beat| beat.count)
     }
 
+    /// Whether its engine says how many requests decode.
+    #[must_use]
+    pub fn knows_batch(&self) -> bool {
+        self.last.is_some_and(|beat| beat.batch.is_some())
+    }
+
     /// How many requests its engine says are in flight.
     pub fn in_flight(&mut self, flight: u64, now: u64, out: &mut Vec<Event>) {
         let known = (self.joined.len() + self.waiting.len()) as u64;

@@ -58,13 +58,10 @@ impl Leases {
     pub(crate) fn lend(&mut self, lending: Lending, members: &mut Members, cx: &mut Context<'_>) {
         let place = |session: &Session| {
             let mut slots = session.slots.iter();
-            let slot = slots.position(|slot| slot.gpu == Some(lending.gpu));
-            slot.filter(|_| session.lease.offered.most > 0)
+            slots.position(|slot| slot.gpu == Some(lending.gpu))
         };
-        let found = {
-            let mut processes = members.of_job(lending.job);
-            processes.find_map(|own| Some((own.id, place(own)?, own.lease.key())))
-        };
+        let front = members.front(lending.job, lending.gpu);
+        let found = front.and_then(|own| Some((own.id, place(own)?, own.lease.key())));
         let Some((session, slot, key)) = found else {
             // It took its offer back meanwhile.
             return cx.step(returned(lending.gpu, lending.lease, 0));
@@ -82,6 +79,11 @@ impl Leases {
         self.lent.retain(|known| known.gpu != lent.gpu);
         self.lent.push(lent);
         lent.tell(LeaseState::Given, members);
+        if let Some(session) = members.get_mut(lent.session) {
+            session.lease.lent_ns = cx.now;
+        }
+        // Another process of its job may be next.
+        cx.step(members.front_offer(lending.job, lending.gpu));
     }
 
     /// No unit of that lease begins any more.

@@ -34,6 +34,7 @@ pub mod kinds;
 pub mod lanes;
 pub mod latency;
 mod leases;
+mod lending;
 pub mod members;
 pub mod memory;
 pub mod message;

@@ -2,6 +2,7 @@
 
 mod claims;
 mod leases;
+mod lendable;
 mod objects;
 mod pages;
 mod terms;

@@ -2,6 +2,7 @@
 
 use crate::counters::Counters;
 use crate::lanes::Lanes;
+use crate::lending::nothing_lent;
 use crate::members::Members;
 use crate::memory::{Blocker, Memory};
 use crate::request::{Context, Notice};
@@ -10,6 +11,7 @@ use tidegate_policy::effect::Report;
 use tidegate_policy::event::Order;
 use tidegate_policy::fair::Lacks;
 use tidegate_policy::ids::{GpuId, JobId, SessionId};
+use tidegate_policy::no_lease::NoLease;
 use tidegate_policy::node::Node;
 use tidegate_policy::reclaim::Phase;
 use tidegate_policy::time::{Instant, nanos};
@@ -116,6 +118,17 @@ fn notice(report: Report, scene: &Scene<'_>, now: u64) -> Notice {
                 "it kept running past its leases: none for {} s, it runs by the gate alone",
                 lasts.as_secs()
             )),
+        Report::LeaseTpotTooLow { gpu, alone, tpot } => of_gpu("lease_tpot_too_low", gpu)
+            .taking(ns(alone))
+            .saying(nothing_lent(&NoLease::TpotTooLow(alone, tpot))),
+        Report::LeaseUnitTooLong {
+            job,
+            gpu,
+            unit,
+            fits,
+        } => of_lane("lease_unit_too_long", job, gpu)
+            .taking(ns(unit))
+            .saying(nothing_lent(&NoLease::UnitTooLong(unit, fits))),
         Report::GatedAgain { lasted, expired } => {
             let why = if expired {
                 "the ungated block's time is over"

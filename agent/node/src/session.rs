@@ -89,14 +89,27 @@ pub struct Leasing {
     pub told: [Option<LeaseWords>; DEVICES],
     /// Offline: what it did under a lease, as last passed on, by place in its page.
     pub done: [u64; DEVICES],
-    /// Online: it was asked for its iterations.
-    pub asked: bool,
+    /// Offline: when it had its last lease, ns.
+    pub lent_ns: u64,
+    /// Online: when it was asked for its iterations, and whether it is silent.
+    pub silence: Silence,
     /// Online: it sent a page for them. It may once.
     pub claimed: bool,
     /// Online: where it says them.
     pub beats: Option<BeatRef>,
     /// Online: what is known of them, by place in its page.
     pub followers: BTreeMap<usize, Follower>,
+}
+
+/// Whether an online process reports its iterations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silence {
+    /// When it was asked for them, ns.
+    pub asked_ns: Option<u64>,
+    /// Since when it works and reports none, ns, and its launches by then.
+    pub since: Option<(u64, u64)>,
+    /// That was told.
+    pub told: bool,
 }
 
 /// How a process is reached, and what it last said there.

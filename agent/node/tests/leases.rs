@@ -418,3 +418,86 @@ fn who_lies_of_its_units_is_held_to_the_gate() {
     node.rig.pass(500 * MS);
     node.leased();
 }
+
+/// P-LEASE-11: of two processes of a job that both train on a GPU each has leases in turn, of its own units. One that offers
+/// none any more, or is gone, leaves the other's offer as it is.
+#[test]
+fn processes_of_one_job_have_leases_in_turn() {
+    let mut node = Node::new(Some(LEASING));
+    let both = [node.trainer, node.rig.attach(Role::Offline, "tune")];
+    let offer = |node: &mut Node, at: usize, most: u64| {
+        node.trainer = both[at];
+        node.offer(most);
+        // Its units are not those of the other.
+        let page = node.rig.page(node.trainer);
+        page.process
+            .unit_ns
+            .store((2 + at as u64) * MS, Ordering::Relaxed);
+    };
+    offer(&mut node, 1, 8);
+    node.meet();
+    node.said(40);
+    // Who has the next lease, which it ends.
+    let next = |node: &mut Node| {
+        for _ in 0..200 {
+            node.beat();
+            for (at, trainer) in both.into_iter().enumerate() {
+                node.trainer = trainer;
+                let (number, state, _) = node.lease();
+                if state == LEASE_GIVEN {
+                    let other = node.rig.page(both[1 - at]);
+                    let word = other.gates[0].lease.load(Ordering::Acquire);
+                    assert_eq!(word & LEASE_STATE, LEASE_WITHDRAWN, "one at a time");
+                    node.over(number, 1);
+                    return at;
+                }
+            }
+        }
+        panic!("no lease in 200 iterations");
+    };
+    let order: Vec<usize> = (0..20).map(|_| next(&mut node)).collect();
+    for pair in order.windows(2) {
+        assert_ne!(pair[0], pair[1], "{order:?}");
+    }
+    offer(&mut node, 0, 0);
+    node.rig.pass(HEARTBEAT_NS);
+    node.rig.rest();
+    let order: Vec<usize> = (0..5).map(|_| next(&mut node)).collect();
+    assert_eq!(order, [1; 5], "it offers none");
+    offer(&mut node, 0, 8);
+    node.rig.pass(HEARTBEAT_NS);
+    node.rig.rest();
+    let order: Vec<usize> = (0..4).map(|_| next(&mut node)).collect();
+    assert!(order.contains(&0), "{order:?}");
+    node.rig.exit(both[0]);
+    let order: Vec<usize> = (0..5).map(|_| next(&mut node)).collect();
+    assert_eq!(order, [1; 5], "it is gone");
+}
+
+/// P-LEASE-8: an online process beside a trainer that works and reports no iterations is told of once, with what to do.
+#[test]
+fn who_works_and_reports_no_iterations_is_told_of_once() {
+    let mut node = Node::new(Some(LEASING));
+    node.rig.pass(HEARTBEAT_NS);
+    node.rig.probe();
+    node.rig.rest();
+    let silent = |node: &Node| {
+        let kinds = node.rig.told.kinds();
+        kinds
+            .iter()
+            .filter(|kind| **kind == "no_iterations")
+            .count()
+    };
+    // Who does not work has nothing to report.
+    for _ in 0..400 {
+        node.rig.pass(HEARTBEAT_NS);
+        node.rig.rest();
+    }
+    assert_eq!(silent(&node), 0);
+    for _ in 0..400 {
+        node.rig.launch(node.online, 0);
+        node.rig.pass(HEARTBEAT_NS);
+        node.rig.rest();
+    }
+    assert_eq!(silent(&node), 1);
+}

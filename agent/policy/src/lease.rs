@@ -43,10 +43,12 @@ pub mod slo;
 pub mod together;
 
 use crate::forecast::Forecast;
+use crate::no_lease::NoLease;
 pub use crate::words::lease::{self as event, Leasing};
 use crate::words::lease::{Event, Grant, Iteration, Unit};
+use core::time::Duration;
 use predict::{Solo, SoloFit};
-use record::{Key, Kind, Records};
+use record::{Key, Kind, Known, Records, Took};
 use slo::{Guards, Promise, Running};
 
 /// Seen so often, a record is taken for what it says.
@@ -230,6 +232,22 @@ impl Leaser {
                 }
             }
             Event::Unit { key, ns } => self.records.add(key, ns as f64),
+            Event::Known {
+                key,
+                mean_ns,
+                spread_ns,
+                p95_ns,
+                seen,
+            } => self.records.restore(
+                &Known {
+                    key,
+                    mean_ns,
+                    spread_ns,
+                    p95_ns,
+                    seen,
+                },
+                KNOWN,
+            ),
             Event::Lease {
                 fingerprint,
                 units,
@@ -249,13 +267,7 @@ impl Leaser {
             self.predictions.count += 1;
             self.predictions.error += weight * (error - self.predictions.error);
         }
-        self.records.add(
-            Key {
-                fingerprint: iteration.fingerprint,
-                kind: Kind::Iteration,
-            },
-            took as f64,
-        );
+        self.records.add(shape(iteration), took as f64);
         if iteration.prompt > 0 {
             self.prompts = (self.prompts * (1.0 - FORGOTTEN)).max(interval as f64);
         }
@@ -335,11 +347,8 @@ impl Leaser {
         if of.prompt > 0 || of.batch == 0 {
             return None;
         }
-        let key = Key {
-            fingerprint: of.fingerprint,
-            kind: Kind::Iteration,
-        };
-        let record = self.records.get(key).filter(|took| took.seen >= KNOWN);
+        let record = self.records.get(shape(of));
+        let record = record.filter(|took| took.seen >= KNOWN);
         let fit = self.solo.map(|solo| solo.predict(of.batch, of.cached));
         fit.or(record.map(|record| record.mean))
     }
@@ -352,11 +361,12 @@ impl Leaser {
 
     /// What the next iteration takes, at its tail, ns.
     pub fn predicted(&mut self, next: &Iteration) -> f64 {
-        let key = Key {
-            fingerprint: next.fingerprint,
-            kind: Kind::Iteration,
-        };
-        let record = self.records.get(key).filter(|took| took.seen >= KNOWN);
+        let record = self.records.get(shape(next));
+        self.tail(record, next)
+    }
+
+    fn tail(&self, record: Option<Took>, next: &Iteration) -> f64 {
+        let record = record.filter(|took| took.seen >= KNOWN);
         let fit = self.solo.filter(|_| next.batch > 0);
         let fit = fit.map(|solo| solo.predict(next.batch, next.cached));
         // A fingerprint is a shape; within it the cached tokens grow, and the fit knows by how much.
@@ -370,15 +380,71 @@ impl Leaser {
 
     /// What a unit takes, at its tail, ns.
     pub fn unit(&mut self, unit: &Unit) -> u64 {
-        match self.records.get(unit.key) {
-            Some(took) if took.seen >= KNOWN => took.p95 as u64,
-            _ => unit.claimed_ns,
+        taken(self.records.get(unit.key), unit)
+    }
+
+    /// The same for whoever only looks.
+    #[must_use]
+    pub fn unit_seen(&self, unit: &Unit) -> u64 {
+        taken(self.records.peek(unit.key), unit)
+    }
+
+    /// What iterations and units take, by their shape.
+    #[must_use]
+    pub const fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// For whoever only looks: what the next iteration takes at its tail, where that is known, and the slack before it.
+    #[must_use]
+    pub fn outlook(&self, next: &Iteration, now_ns: u64) -> (Option<Duration>, Duration) {
+        let predicted = self.tail(self.records.peek(shape(next)), next);
+        let slack = Duration::from_nanos(self.slack_beside(predicted, next, now_ns));
+        let known = predicted.is_finite();
+        let predicted = known.then(|| Duration::from_nanos(predicted as u64));
+        (predicted, slack)
+    }
+
+    /// Why no unit runs before `next`; `None`: one fits. Decides nothing: [`Self::serial`] does, from the same.
+    #[must_use]
+    pub fn refusal(&self, next: &Iteration, unit: &Unit, now_ns: u64) -> Option<NoLease> {
+        if unit.most == 0 {
+            return Some(NoLease::NoUnits);
         }
+        if next.prompt > 0 {
+            return Some(NoLease::Prompt);
+        }
+        let record = self.records.peek(shape(next));
+        let predicted = self.tail(record, next);
+        if !predicted.is_finite() {
+            let seen = record.map_or(0, |took| took.seen);
+            return Some(NoLease::Learning(seen, KNOWN));
+        }
+        let tail = matches!(self.config.promise, Promise::Tail { .. });
+        if tail && self.running.is_empty() {
+            return Some(NoLease::Idle);
+        }
+        let unit_ns = self.unit_seen(unit);
+        if unit_ns == 0 {
+            return Some(NoLease::NoTime);
+        }
+        let slack = self.slack_beside(predicted, next, now_ns);
+        let fits = slack.saturating_sub(self.config.switch_ns.saturating_mul(2));
+        if fits == 0 {
+            return Some(NoLease::NoSlack);
+        }
+        let long = unit_ns > fits;
+        let (unit, fits) = (Duration::from_nanos(unit_ns), Duration::from_nanos(fits));
+        long.then_some(NoLease::UnitTooLong(unit, fits))
     }
 
     /// What of online's time the trainer may take before `next`, a switch there and back included, ns.
     pub fn slack(&mut self, next: &Iteration, now_ns: u64) -> u64 {
         let predicted = self.predicted(next);
+        self.slack_beside(predicted, next, now_ns)
+    }
+
+    fn slack_beside(&self, predicted: f64, next: &Iteration, now_ns: u64) -> u64 {
         if !predicted.is_finite() {
             return 0;
         }
@@ -506,6 +572,22 @@ impl Leaser {
     #[must_use]
     pub fn guard(&self) -> f64 {
         self.guards.scale()
+    }
+}
+
+/// An iteration's place among the records.
+const fn shape(of: &Iteration) -> Key {
+    Key {
+        fingerprint: of.fingerprint,
+        kind: Kind::Iteration,
+    }
+}
+
+/// What a unit takes, at its tail, ns: what was seen of it, else what is claimed.
+fn taken(record: Option<Took>, unit: &Unit) -> u64 {
+    match record {
+        Some(took) if took.seen >= KNOWN => took.p95 as u64,
+        _ => unit.claimed_ns,
     }
 }
 

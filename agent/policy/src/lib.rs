@@ -50,4 +50,4 @@ pub mod select;
 pub mod tend;
 pub mod words;
 
-pub use words::{config, effect, event, ids, layout, time, view};
+pub use words::{config, effect, event, ids, layout, lending, no_lease, time, view};

@@ -72,6 +72,7 @@ rows! {
     "lease_beat" Beat { iteration, took_ns, interval_ns, delayed_ns }
     "lease_back" Returned { idle_ns, gap, delayed_ns }
     "lease_unit" Unit { key, ns }
+    "lease_known" Known { key, mean_ns, spread_ns, p95_ns, seen }
     "lease_used" Lease { fingerprint, units, granted_ns, used_ns }
 }
 

@@ -81,7 +81,7 @@ fn memory_event(kind: usize, f: [u64; 8]) -> (&'static str, Vec<u64>) {
 
 /// Events about leases of every kind, from numbers.
 fn lease_event(kind: usize, f: [u64; 8]) -> LeaseEvent {
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 11] = [
         "lease_arrived",
         "lease_first",
         "lease_ended",
@@ -92,6 +92,7 @@ fn lease_event(kind: usize, f: [u64; 8]) -> LeaseEvent {
         "lease_offered",
         "lease_next",
         "lease_returned",
+        "lease_known",
     ];
     lease::read(NAMES[kind % NAMES.len()], &f).expect("every name is known")
 }
@@ -138,8 +139,8 @@ fn record(events: &[(usize, [u64; 8], u64)], mut config: Config) -> Vec<u8> {
         if !(24..48).contains(kind) {
             let event = match kind {
                 0..24 => event(*kind, *fields),
-                24..58 => Event::Lease(lease_event(*kind - 48, *fields)),
-                _ => slice_event(*kind - 58, *fields),
+                24..59 => Event::Lease(lease_event(*kind - 48, *fields)),
+                _ => slice_event(*kind - 59, *fields),
             };
             node.step(event, now, &mut effects);
             write_event(&mut out, &EventLine::of(&event, now)).expect("memory");
@@ -196,7 +197,7 @@ proptest! {
     #[test]
     fn what_was_recorded_is_decided_again_and_a_changed_line_is_noticed(
         events in prop::collection::vec(
-            (0usize..60, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
+            (0usize..61, prop::array::uniform8(0u64..4), 0u64..300_000_000), 1..90,
         ),
         cut: prop::sample::Index,
         leases: bool,
@@ -408,7 +409,7 @@ fn recorded_leases_are_decided_again() {
 #[test]
 fn recorded_timeslices_are_decided_again() {
     let [attached, changed, disabled, enabled, tick] = [7, 9, 10, 12, 19];
-    let [groups, refused] = [58, 59];
+    let [groups, refused] = [59, 60];
     let fields = |own: &[u64]| {
         let mut all = [0; 8];
         all[..own.len()].copy_from_slice(own);

@@ -16,13 +16,14 @@ use crate::grpc::service::{Made, Service};
 use crate::grpc::sessions::{HookReports, Sessions};
 use crate::grpc::sockets::{self, Maker};
 use crate::grpc::standing::Standing;
+use crate::host::leases::LeasesFile;
 use crate::host::logs::LogLevel;
 use crate::host::means::Means;
 use crate::host::notify::Notifier;
 use crate::host::reaper::Reaper;
 use crate::host::rundir::{self, RunDir};
 use crate::host::yard::Yard;
-use crate::inbox::{Mailbox, NodeInput};
+use crate::inbox::{Ask, Asker, Learnt, Mailbox, NodeInput};
 use crate::watch::denials::Denials;
 use crate::watch::events::EventLog;
 use crate::watch::gauge::Gauge;
@@ -61,6 +62,7 @@ const WINDOW: u32 = 65_535;
 pub(super) struct Serving<'a> {
     pub gauge: Gauge,
     pub orders: Arc<Standing>,
+    pub leases_file: LeasesFile,
     pub run_dir: &'a RunDir,
     pub passed: RefCell<Passed>,
     pub config: &'a Config,
@@ -153,7 +155,8 @@ impl Serving<'_> {
             self.guards.yard.clone(),
         );
         // Last before serving: whoever connects finds everything in place.
-        let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched))?;
+        let file = self.leases_file.clone();
+        let mut control_done = start_control(thread, fifo, Arc::clone(&self.watched), file)?;
         let hook = self.serve_hook(sessions)?;
         let apart = Apart::start("tg-operators").map_err(starting("start a runtime"))?;
         let control = {
@@ -167,6 +170,7 @@ impl Serving<'_> {
             self.guards.yard.clone(),
             Arc::clone(&self.guards.refusals),
         ));
+        tokio::spawn(keep_learnt(self.mailbox.clone(), self.leases_file.clone()));
         let for_readers = service.for_readers();
         let status = self.serve(Socket::Status, STATUS_SOCKET, 0o666, &for_readers)?;
         self.serve_metrics(reports)?;
@@ -359,6 +363,31 @@ async fn name_late(yard: Yard, refusals: Arc<Refusals>) {
     }
 }
 
+/// How often what is known of leases is written: what an agent that is killed takes with it.
+const KEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Keeps what is known of leases for the next agent.
+async fn keep_learnt(mailbox: Mailbox, file: LeasesFile) {
+    loop {
+        tokio::time::sleep(KEEP_EVERY).await;
+        let (answer_tx, answer_rx) = oneshot::channel();
+        if !mailbox.ask(Asker::Operator, Ask::Learnt(answer_tx)) {
+            continue;
+        }
+        if let Ok(learnt) = answer_rx.await {
+            let file = file.clone();
+            let written = tokio::task::spawn_blocking(move || write_learnt(&file, &learnt));
+            let _ = written.await;
+        }
+    }
+}
+
+fn write_learnt(file: &LeasesFile, learnt: &Learnt) {
+    if let Err(why) = file.write(learnt) {
+        tracing::warn!("what was learnt of leases is not kept for the next agent: {why}");
+    }
+}
+
 type ConnectionSender = mpsc::Sender<io::Result<Connection>>;
 
 fn builder(calls: u32, headers: u32) -> Server {
@@ -375,6 +404,7 @@ fn start_control(
     thread: ControlThread,
     fifo: bool,
     watched: Arc<Watched>,
+    leases_file: LeasesFile,
 ) -> Result<oneshot::Receiver<()>, AppError> {
     let (done_tx, done_rx) = oneshot::channel();
     std::thread::Builder::new()
@@ -383,7 +413,9 @@ fn start_control(
             if fifo {
                 let _ = sys::schedule_fifo(CONTROL_PRIORITY);
             }
-            watched.end(thread.run());
+            let (totals, learnt) = thread.run();
+            watched.end(totals);
+            write_learnt(&leases_file, &learnt);
             let _ = done_tx.send(());
         })
         .map_err(starting("start the control thread"))?;

@@ -12,15 +12,17 @@ use crate::channels::obstacle::Obstacle;
 use crate::clock::{now_ns, stamp};
 use crate::host::notify::Notifier;
 use crate::host::orders::{Order, Orders};
-use crate::inbox::{Ask, Inbox, Input, Mailbox, NodeInput, Ungate, User};
+use crate::inbox::{Ask, Inbox, Input, Learnt, Mailbox, NodeInput, Ungate, User};
 use crate::sys::thread_use;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidegate_abi::uuid::Uuid;
 use tidegate_node::{Parts, Shell, ports};
 use tidegate_policy::event::Event;
-use tidegate_policy::ids::JobId;
+use tidegate_policy::ids::{GpuId, JobId};
+use tidegate_policy::lease::event::{Event as Learning, LeaseEvent};
 use tidegate_policy::time::Instant;
 use tidegate_proto::v1;
 
@@ -78,6 +80,8 @@ pub struct ControlThread {
     ungated: u64,
     /// What operators told the agents before this one.
     orders: Orders,
+    /// What they learnt of leases.
+    learnt: Learnt,
 }
 
 impl ControlThread {
@@ -89,6 +93,7 @@ impl ControlThread {
         notifier: Arc<Notifier>,
         about: About,
         orders: Orders,
+        learnt: Learnt,
     ) -> Self {
         Self {
             shell: Shell::new(parts),
@@ -101,11 +106,12 @@ impl ControlThread {
             longest_turn_own_ns: 0,
             ungated: 0,
             orders,
+            learnt,
         }
     }
 
-    /// Runs until it is told to end; what all that it managed used until then.
-    pub fn run(mut self) -> v1::GetStatusResponse {
+    /// Runs until it is told to end; what all that it managed used until then, and what is known of leases.
+    pub fn run(mut self) -> (v1::GetStatusResponse, Learnt) {
         self.begin();
         loop {
             self.turn();
@@ -119,7 +125,7 @@ impl ControlThread {
             }
         }
         self.shell.steer(None);
-        self.view().totals()
+        (self.view().totals(), self.view().learnt())
     }
 
     /// Before the first turn.
@@ -127,6 +133,27 @@ impl ControlThread {
     pub fn begin(&mut self) {
         self.shell.begin();
         self.obey_earlier_orders();
+        self.know_earlier_leases();
+    }
+
+    /// What an earlier agent learnt of iterations and units on the GPUs that are there.
+    fn know_earlier_leases(&mut self) {
+        let learnt = std::mem::take(&mut self.learnt);
+        let lines = self.shell.lanes().gpus.lines().iter();
+        let uuids: Vec<String> = lines.map(|line| Uuid(line.gpu.uuid).to_string()).collect();
+        for (gpu, uuid) in (0..).map(GpuId).zip(uuids) {
+            for known in learnt.get(&uuid).into_iter().flatten() {
+                let event = Learning::Known {
+                    key: known.key,
+                    mean_ns: known.mean_ns,
+                    spread_ns: known.spread_ns,
+                    p95_ns: known.p95_ns,
+                    seen: known.seen,
+                };
+                let event = LeaseEvent::Seen { gpu, event };
+                self.shell.steer(Some(Event::Lease(event)));
+            }
+        }
     }
 
     /// What an operator told an earlier agent, before anybody attaches to this one.
@@ -270,6 +297,8 @@ impl ControlThread {
                 }
             }
             Ask::Explain(pid, answer) => drop(answer.send(Box::new(self.view().explain(pid)))),
+            Ask::Learnt(answer) => drop(answer.send(self.view().learnt())),
+            Ask::Leases(job, answer) => drop(answer.send(self.view().leases(job.as_deref()))),
             Ask::Handle(handle, job, answer) => {
                 drop(answer.send(self.view().handles(handle, job.as_deref())));
             }

@@ -45,13 +45,14 @@ const READERS: &[Socket] = &[Socket::Control, Socket::Status];
 const STEERING: &[Socket] = &[Socket::Control];
 
 /// Every method there is.
-pub const METHODS: [Row; 17] = [
+pub const METHODS: [Row; 18] = [
     ("/tidegate.v1.Runtime/Attach", &[Socket::Hook], Who::Anyone),
     ("/tidegate.v1.Node/GetStatus", READERS, Who::Anyone),
     ("/tidegate.v1.Node/WatchEvents", READERS, Who::Anyone),
     ("/tidegate.v1.Node/GetConfig", READERS, Who::Anyone),
     ("/tidegate.v1.Node/Explain", READERS, Who::Anyone),
     ("/tidegate.v1.Node/ExplainHandle", READERS, Who::Anyone),
+    ("/tidegate.v1.Node/ExplainLease", READERS, Who::Anyone),
     ("/tidegate.v1.Control/Pause", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Resume", STEERING, Who::Operator),
     ("/tidegate.v1.Control/Drain", STEERING, Who::Operator),

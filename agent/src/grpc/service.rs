@@ -295,6 +295,18 @@ impl v1::node_server::Node for Service {
         Ok(Response::new(v1::ExplainHandleResponse { handles }))
     }
 
+    async fn explain_lease(
+        &self,
+        request: Request<v1::ExplainLeaseRequest>,
+    ) -> Result<Response<v1::ExplainLeaseResponse>, Status> {
+        self.admit(&request).await?;
+        let job = request.into_inner().job;
+        let named = Some(job.clone()).filter(|job| !job.is_empty());
+        let gpus = self.ask(|answer| Ask::Leases(named, answer)).await?;
+        let gpus = gpus.ok_or_else(|| Status::not_found(format!("there is no job `{job}`")))?;
+        Ok(Response::new(v1::ExplainLeaseResponse { gpus }))
+    }
+
     type WatchEventsStream = follow::Stream;
 
     async fn watch_events(

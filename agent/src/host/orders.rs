@@ -5,10 +5,11 @@
 //! finds the old state or the new one. A file that cannot be read counts as a drain: no offline job may run where an
 //! operator may have said that none shall.
 
+use super::kept::replace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use tidegate_node::text::Text;
 
@@ -173,17 +174,7 @@ impl OrdersFile {
             orders: orders.clone(),
         };
         let text = serde_json::to_vec(&kept).map_err(|error| failed(error.into()))?;
-        let beside = self.path.with_extension("new");
-        let write = || {
-            let mut file = File::create(&beside)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&beside, &self.path)?;
-            self.path
-                .parent()
-                .map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-        };
-        write().map_err(failed)
+        replace(&self.path, &text).map_err(failed)
     }
 }
 

@@ -55,7 +55,7 @@ const fn warning(name: &'static str, meaning: &'static str) -> Kind {
 }
 
 /// Every kind, by name.
-pub const KINDS: [Kind; 56] = [
+pub const KINDS: [Kind; 59] = [
     usual(
         "adapter_saved",
         "a trainer finished its adapter: where it is",
@@ -148,10 +148,22 @@ pub const KINDS: [Kind; 56] = [
         "a trainer still ran when its lease beside online was over, and was disabled",
     ),
     warning(
+        "lease_tpot_too_low",
+        "online alone needs longer for a token than lease.tpot: nothing is lent",
+    ),
+    warning(
+        "lease_unit_too_long",
+        "no unit of a trainer has fitted beside online: what one takes, and what would fit",
+    ),
+    warning(
         "max_gated",
         "a job has waited for longer than gate.max_gated",
     ),
     usual("more", "further events of a tenant: how many, and whose"),
+    warning(
+        "no_iterations",
+        "an online process does not report its iterations, so no lease is given beside it",
+    ),
     usual("note", "a message of a library"),
     warning("obstacle", "something prevents channel control"),
     usual("obstacle_gone", "channel control is possible again"),

@@ -1124,6 +1124,63 @@ pub struct GpuStatus {
     /// What a stop takes on this GPU, by the self-test; unset: it measured none.
     #[prost(message, optional, tag = "41")]
     pub stop: ::core::option::Option<StopTimes>,
+    /// Leases beside online; unset: they are off.
+    #[prost(message, optional, tag = "42")]
+    pub leases: ::core::option::Option<LeaseStatus>,
+}
+/// Leases of one GPU.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LeaseStatus {
+    /// What online promises its users.
+    #[prost(uint64, tag = "1")]
+    pub ttft_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub tpot_ns: u64,
+    /// Leases since the agent's start, those of them that the gate ended, and units that ran within them, as trainers say.
+    #[prost(uint64, tag = "3")]
+    pub granted: u64,
+    #[prost(uint64, tag = "4")]
+    pub overruns: u64,
+    #[prost(uint64, tag = "5")]
+    pub units: u64,
+    /// What a trainer could take before the iteration that was announced last, and what that was expected to take at its
+    /// tail; unset: none was announced, or it is not known.
+    #[prost(uint64, optional, tag = "6")]
+    pub slack_ns: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "7")]
+    pub predicted_ns: ::core::option::Option<u64>,
+    /// How many predictions were compared with what iterations took, and by what part of it they were off of late.
+    #[prost(uint64, tag = "8")]
+    pub predictions: u64,
+    #[prost(double, tag = "9")]
+    pub prediction_error: f64,
+    /// Part of the slack that leases use: what was late lowers it.
+    #[prost(double, tag = "10")]
+    pub slack_used: f64,
+    /// What online needs for a token while no trainer runs, of late; 0: too little was seen.
+    #[prost(uint64, tag = "11")]
+    pub alone_ns: u64,
+    /// That is more than tpot_ns: nothing is lent.
+    #[prost(bool, tag = "12")]
+    pub tpot_too_low: bool,
+    /// Who has the lease that stands; empty: there is none.
+    #[prost(string, tag = "13")]
+    pub job: ::prost::alloc::string::String,
+    /// Since online last reported an iteration; unset: it has reported none.
+    #[prost(uint64, optional, tag = "14")]
+    pub reported_ago_ns: ::core::option::Option<u64>,
+}
+/// Why a trainer has no lease.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NoLease {
+    /// For programs, e.g. "tpot_too_low".
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+    /// What to do about it; empty: it passes by itself, or nothing is wrong.
+    #[prost(string, tag = "3")]
+    pub remedy: ::prost::alloc::string::String,
 }
 /// How long the self-test's own stops took on one GPU, by the method in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1455,6 +1512,9 @@ pub struct JobStatus {
     /// Memory that it held of the pools under this agent, bytes x s: the mean is this over attached_ns / 10^9.
     #[prost(uint64, tag = "23")]
     pub held_byte_seconds: u64,
+    /// Why it has no lease at this moment; unset: it has one, leases are off, or it trains nothing.
+    #[prost(message, optional, tag = "24")]
+    pub no_lease: ::core::option::Option<NoLease>,
 }
 /// A job that trains.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1759,6 +1819,136 @@ pub struct HandleStatus {
     /// Unset: never, or too long ago to be kept.
     #[prost(message, optional, tag = "9")]
     pub choice: ::core::option::Option<HandleChoice>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainLeaseRequest {
+    /// Empty: every job that trains.
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainLeaseResponse {
+    /// Each GPU on which leases are on or one of those jobs runs.
+    #[prost(message, repeated, tag = "1")]
+    pub gpus: ::prost::alloc::vec::Vec<GpuLeases>,
+}
+/// What is known of leases on one GPU.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuLeases {
+    #[prost(uint32, tag = "1")]
+    pub gpu: u32,
+    /// Unset: leases are off.
+    #[prost(message, optional, tag = "2")]
+    pub status: ::core::option::Option<LeaseStatus>,
+    /// Of the promise, the part that is left unused.
+    #[prost(double, tag = "3")]
+    pub margin: f64,
+    /// How much longer a lease may take before its trainer is disabled.
+    #[prost(uint64, tag = "4")]
+    pub grace_ns: u64,
+    /// Who is online there.
+    #[prost(message, repeated, tag = "5")]
+    pub online: ::prost::alloc::vec::Vec<LeaseService>,
+    /// What iterations take, those that were seen most first.
+    #[prost(message, repeated, tag = "6")]
+    pub iterations: ::prost::alloc::vec::Vec<LeaseShape>,
+    #[prost(message, repeated, tag = "7")]
+    pub trainers: ::prost::alloc::vec::Vec<LeaseTrainer>,
+    /// The last leases, the oldest first.
+    #[prost(message, repeated, tag = "8")]
+    pub decisions: ::prost::alloc::vec::Vec<LeaseDecision>,
+    /// Iterations before which units were offered and no lease was given, by NoLease.kind.
+    #[prost(map = "string, uint64", tag = "9")]
+    pub refused: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaseService {
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Iterations that it reported; 0: none.
+    #[prost(uint64, tag = "3")]
+    pub iterations: u64,
+    /// Whether it says how many requests decode.
+    #[prost(bool, tag = "4")]
+    pub says_batch: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaseShape {
+    #[prost(fixed64, tag = "1")]
+    pub fingerprint: u64,
+    /// Of late: on average and at the 95th percentile.
+    #[prost(uint64, tag = "2")]
+    pub mean_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub tail_ns: u64,
+    #[prost(uint64, tag = "4")]
+    pub seen: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaseTrainer {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    /// Units that it offers: "forward" or "backward", and so many in a row; 0: none.
+    #[prost(string, tag = "2")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub most: u32,
+    /// What one takes: by its own account (0: it says nothing), and as it is planned with.
+    #[prost(uint64, tag = "4")]
+    pub claimed_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub unit_ns: u64,
+    /// Leases that it had, units that it ran within them, and how long it had the GPU for that.
+    #[prost(uint64, tag = "6")]
+    pub leases: u64,
+    #[prost(uint64, tag = "7")]
+    pub units: u64,
+    #[prost(uint64, tag = "8")]
+    pub used_ns: u64,
+    /// It gets none for so long, because it kept running past them; 0: it may.
+    #[prost(uint64, tag = "9")]
+    pub demoted_ns: u64,
+    /// Unset: it has one, or has just had one.
+    #[prost(message, optional, tag = "10")]
+    pub no_lease: ::core::option::Option<NoLease>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaseDecision {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub lease: u64,
+    #[prost(uint64, tag = "3")]
+    pub ago_ns: u64,
+    /// The iteration that it came before: its shape, and how many requests decode.
+    #[prost(fixed64, tag = "4")]
+    pub fingerprint: u64,
+    #[prost(uint32, tag = "5")]
+    pub batch: u32,
+    /// What that was expected to take at its tail, and what it took; unset: it is not over.
+    #[prost(uint64, tag = "6")]
+    pub predicted_ns: u64,
+    #[prost(uint64, optional, tag = "7")]
+    pub took_ns: ::core::option::Option<u64>,
+    #[prost(uint64, tag = "8")]
+    pub slack_ns: u64,
+    /// What a unit was taken to need, how many were allowed, and for how long.
+    #[prost(uint64, tag = "9")]
+    pub unit_ns: u64,
+    #[prost(uint32, tag = "10")]
+    pub units: u32,
+    #[prost(uint64, tag = "11")]
+    pub granted_ns: u64,
+    /// Units that ran and how long the trainer had the GPU; unset: it still has.
+    #[prost(uint32, optional, tag = "12")]
+    pub ran: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "13")]
+    pub used_ns: ::core::option::Option<u64>,
+    /// The gate ended it.
+    #[prost(bool, tag = "14")]
+    pub overran: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HandleChoice {
@@ -2773,6 +2963,32 @@ pub mod node_client {
                 .insert(GrpcMethod::new("tidegate.v1.Node", "ExplainHandle"));
             self.inner.unary(req, path, codec).await
         }
+        /// What is known of leases on each GPU: what iterations and units take, the last leases, and why a trainer has none.
+        /// NOT_FOUND when there is no such job.
+        pub async fn explain_lease(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainLeaseRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainLeaseResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tidegate.v1.Node/ExplainLease",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tidegate.v1.Node", "ExplainLease"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2830,6 +3046,15 @@ pub mod node_server {
             request: tonic::Request<super::ExplainHandleRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ExplainHandleResponse>,
+            tonic::Status,
+        >;
+        /// What is known of leases on each GPU: what iterations and units take, the last leases, and why a trainer has none.
+        /// NOT_FOUND when there is no such job.
+        async fn explain_lease(
+            &self,
+            request: tonic::Request<super::ExplainLeaseRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainLeaseResponse>,
             tonic::Status,
         >;
     }
@@ -3115,6 +3340,49 @@ pub mod node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ExplainHandleSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tidegate.v1.Node/ExplainLease" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainLeaseSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::ExplainLeaseRequest>
+                    for ExplainLeaseSvc<T> {
+                        type Response = super::ExplainLeaseResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainLeaseRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::explain_lease(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainLeaseSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -34,8 +34,8 @@ use tidegate_agent::grpc::page::shared;
 use tidegate_agent::host::notify::Notifier;
 use tidegate_agent::host::orders::Orders;
 use tidegate_agent::inbox::{
-    Ask, Channel, Input, Library, Mailbox, Newcomer, NodeInput, Peer, RmChange, Said, Stream, Tell,
-    inbox,
+    Ask, Channel, Input, Learnt, Library, Mailbox, Newcomer, NodeInput, Peer, RmChange, Said,
+    Stream, Tell, inbox,
 };
 use tidegate_agent::sys::{SharedPage, SharedWords};
 use tidegate_agent::watch::events::EventLog;
@@ -200,8 +200,14 @@ impl Node {
             },
         };
         let notifier = Arc::new(Notifier::default());
-        let control =
-            ControlThread::new(parts, inbox, notifier, About::default(), Orders::default());
+        let control = ControlThread::new(
+            parts,
+            inbox,
+            notifier,
+            About::default(),
+            Orders::default(),
+            Learnt::new(),
+        );
         let roles = [Role::Online, Role::Offline, hostile];
         let mut pages = Vec::new();
         let mut tells_rx = Vec::new();

@@ -212,3 +212,44 @@ fn an_event_is_one_line() {
         "{line}"
     );
 }
+
+/// P-LEASE-7: status shows the slack, the leases and the reason where a trainer has none; where leases are off it says nothing.
+#[test]
+fn leases_are_shown_where_they_are_on() {
+    let mut report = crowded();
+    assert!(!status(&report, Some(120)).contains("SLACK"));
+    report.gpus[0].leases = Some(v1::LeaseStatus {
+        tpot_ns: 20_000_000,
+        granted: 1_234_567,
+        overruns: 12,
+        units: 12_345_678,
+        slack_ns: Some(11_000_000),
+        predicted_ns: Some(6_400_000),
+        predictions: 100,
+        prediction_error: 0.0191,
+        alone_ns: 7_100_000,
+        job: "tune".to_owned(),
+        ..v1::LeaseStatus::default()
+    });
+    report.jobs[0].name = "tune".to_owned();
+    report.jobs[0].no_lease = Some(v1::NoLease {
+        kind: "unit_too_long".to_owned(),
+        text: "a unit takes 9.1 ms, and 2.0 ms fit".to_owned(),
+        remedy: "make units of 2.0 ms at most".to_owned(),
+    });
+    for width in [80, 120] {
+        let text = fold(&status(&report, Some(width)), usize::from(width));
+        for line in text.lines() {
+            assert!(line.chars().count() <= usize::from(width), "{line}");
+        }
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in [
+            "1234567",
+            "11 ms",
+            "6.4 ms",
+            "tune has no lease: a unit takes 9.1 ms, and 2.0 ms fit; make units of 2.0 ms at most",
+        ] {
+            assert!(words.contains(said), "{said}: {text}");
+        }
+    }
+}

@@ -140,12 +140,15 @@ fn last_line(model: &Model) -> Line<'static> {
     Line::styled(keys, Style::new().add_modifier(Modifier::DIM))
 }
 
-/// Why a job runs or waits, and how far its training is.
+/// How far a job's training is, why the job runs or waits, and why it has no lease.
 fn why(job: &v1::JobStatus) -> String {
-    table::trains(job).map_or_else(
-        || job.reason.clone(),
-        |trains| format!("{trains}; {}", job.reason),
-    )
+    let none = job.no_lease.as_ref();
+    let parts = [
+        table::trains(job),
+        Some(job.reason.clone()),
+        none.map(|none| format!("no lease: {}", none.text)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn job_cell(column: &str, job: &v1::JobStatus, paint: &Paint) -> Line<'static> {
@@ -379,6 +382,8 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
         "HEADROOM  memory kept mapped for online ahead of need",
         "MEMORY    of a GPU: in use by whomever; of a process: what",
         "          it allocated, without contexts and code",
+        "SLACK     what a trainer could take before online's next",
+        "          iteration; LEASED: units that ran that way",
         "",
         "up and down (k, j) choose a job; p pauses it, r resumes it,",
         "d drains the node: each is asked back for, y confirms",

@@ -77,6 +77,9 @@ struct Column<'a> {
 pub(super) const MEMORY_FROM: u16 = 100;
 
 /// See [`MEMORY_FROM`].
+const LEASES_FROM: u16 = 118;
+
+/// See [`MEMORY_FROM`].
 const MODEL_FROM: u16 = 126;
 
 /// See [`MEMORY_FROM`].
@@ -164,14 +167,25 @@ fn gpu_columns<'a>(
     };
     let any_shared = status.gpus.iter().any(shared);
     let any_known = status.gpus.iter().any(|gpu| gpu.memory_total_bytes != 0);
-    if any_shared || !any_known {
+    let leases = status.gpus.iter().any(|gpu| gpu.leases.is_some());
+    let roomy = width >= LEASES_FROM;
+    if leases && !roomy && !any_shared {
+        let slack = |_, gpu: &v1::GpuStatus| Line::raw(slack(gpu));
+        columns.push(column("SLACK", 10, true, Box::new(slack)));
+    } else if any_shared || !any_known {
         let cell = Box::new(|_, gpu: &v1::GpuStatus| headroom(gpu, paint.of(Color::Blue)));
         columns.push(column("HEADROOM", 10, false, cell));
     }
-    if any_known && (width >= MEMORY_FROM || !any_shared) {
+    if any_known && (width >= MEMORY_FROM || !(any_shared || leases)) {
         let brief = width < MEMORY_FROM;
         let cell = Box::new(move |_, gpu: &v1::GpuStatus| Line::raw(memory_cell(gpu, brief)));
         columns.push(column("MEMORY", if brief { 10 } else { 20 }, false, cell));
+    }
+    if leases && roomy {
+        let slack = |_, gpu: &v1::GpuStatus| Line::raw(slack(gpu));
+        let units = |_, gpu: &v1::GpuStatus| Line::raw(lent(gpu));
+        columns.push(column("SLACK", 7, true, Box::new(slack)));
+        columns.push(column("LEASED", 12, true, Box::new(units)));
     }
     if width >= STOP_FROM && status.gpus.iter().any(|gpu| gpu.stop.is_some()) {
         let off = |_, gpu: &v1::GpuStatus| Line::raw(table::took(gpu, |stop| stop.off_gpu_us));
@@ -184,6 +198,21 @@ fn gpu_columns<'a>(
         columns.push(column("MODEL", 0, false, cell));
     }
     columns
+}
+
+/// What a trainer could take before online's next iteration.
+fn slack(gpu: &v1::GpuStatus) -> String {
+    let slack = gpu.leases.as_ref().and_then(|leases| leases.slack_ns);
+    slack.map_or_else(|| "-".to_owned(), table::time)
+}
+
+/// Units that ran within leases; or that nothing is lent.
+fn lent(gpu: &v1::GpuStatus) -> String {
+    match &gpu.leases {
+        None => "-".to_owned(),
+        Some(leases) if leases.tpot_too_low => "tpot too low".to_owned(),
+        Some(leases) => format!("{} units", leases.units),
+    }
 }
 
 /// What is in use of a GPU's memory; briefly in GiB.

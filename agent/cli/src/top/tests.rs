@@ -500,3 +500,37 @@ fn what_a_low_terminal_has_no_room_for_is_counted() {
         }
     }
 }
+
+/// P-LEASE-7: where leases are on the screen shows the slack and why a trainer has none, at 80 columns as well.
+#[test]
+fn slack_is_shown_where_leases_are_on() {
+    assert!(!shown(&model(1), 120, 24).contains("SLACK"));
+    let mut node = status(1, 104 * S);
+    node.gpus[0].memory = None;
+    node.gpus[0].leases = Some(v1::LeaseStatus {
+        slack_ns: Some(11_000_000),
+        units: 4_120,
+        ..v1::LeaseStatus::default()
+    });
+    node.jobs[0].no_lease = Some(v1::NoLease {
+        text: "a prompt waits".to_owned(),
+        ..v1::NoLease::default()
+    });
+    let mut model = model(1);
+    model.hear(Heard::Status(Box::new(node)), 104 * S);
+    for width in [80, 120] {
+        let found = shown(&model, width, 24);
+        assert!(
+            found.contains("SLACK") && found.contains("11 ms"),
+            "{found}"
+        );
+        // What does not fit is cut, as every reason is.
+        let reason = if width == 80 {
+            "no lease"
+        } else {
+            "no lease: a prompt waits"
+        };
+        assert!(found.contains(reason), "{found}");
+        assert_eq!(found.contains("4120 units"), width == 120, "{found}");
+    }
+}

@@ -13,7 +13,7 @@ use tidegate_abi::page::{
 };
 use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuId, GpuSet, JobId, LeaseId};
-use tidegate_policy::lease::event::{Key, Kind, LeaseEvent, Unit};
+use tidegate_policy::lease::event::{Key, Kind, LeaseEvent};
 
 /// Longest unit that is believed, ns: no lease is that long.
 const UNIT_NS: u64 = 10_000_000_000;
@@ -77,30 +77,19 @@ impl Members {
             // Another process of its job may be the trainer.
             return;
         }
-        let unit = Unit {
-            key: session.lease.key(),
-            most: offer.most,
-            claimed_ns: offer.unit_ns,
-        };
-        for gpu in before.union(gpus).iter() {
-            let unit = if gpus.contains(gpu) {
-                unit
-            } else {
-                Unit::default()
-            };
-            cx.step(Event::Lease(LeaseEvent::Offered { gpu, job, unit }));
-        }
         let trains = offer.most > 0;
         session.lease.trains = trains;
-        if !trains {
-            return;
+        if trains {
+            self.trainers.insert(id);
+            // From now on it is heard also while it offers nothing: it may end a lease then.
+            if let Some(page) = &session.link.page
+                && !self.bells.has(id)
+            {
+                self.bells.add_offline(id, page);
+            }
         }
-        self.trainers.insert(id);
-        // From now on it is heard also while it offers nothing: it may end a lease then.
-        if let Some(page) = &session.link.page
-            && !self.bells.has(id)
-        {
-            self.bells.add_offline(id, page);
+        for gpu in before.union(gpus).iter() {
+            cx.step(self.front_offer(job, gpu));
         }
     }
 
@@ -212,13 +201,22 @@ impl Members {
             .fold(GpuSet::EMPTY, GpuSet::union);
         for session in self.sessions.values_mut() {
             let asks = session.is_online()
-                && !session.lease.asked
+                && session.lease.silence.asked_ns.is_none()
                 && session.library.knows_leases
                 && session.link.page.is_some()
                 && session.gpus().any(|gpu| trained.contains(gpu));
-            if asks {
-                session.lease.asked = session.tell(Tell::BeatsWanted);
+            if asks && session.tell(Tell::BeatsWanted) {
+                session.lease.silence.asked_ns = Some(cx.now);
             }
+        }
+        let beside =
+            |own: &&Session| own.is_online() && own.gpus().any(|gpu| trained.contains(gpu));
+        let beside: Vec<u64> = {
+            let all = self.sessions.values().filter(beside);
+            all.map(|own| own.id).collect()
+        };
+        for id in beside {
+            self.tell_silent(id, cx);
         }
     }
 
@@ -239,7 +237,7 @@ impl Members {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        let asked = session.is_online() && session.lease.asked;
+        let asked = session.is_online() && session.lease.silence.asked_ns.is_some();
         if !asked || std::mem::replace(&mut session.lease.claimed, true) {
             return;
         }

@@ -20,7 +20,7 @@ use tidegate_abi::rm::{MAX_PAIRS, Status};
 use tidegate_policy::effect::Look;
 use tidegate_policy::event::{Event, Order};
 use tidegate_policy::ids::{Generation, GpuId, GpuSet, JobId, SessionId};
-use tidegate_policy::lease::event::{LeaseEvent, Unit};
+use tidegate_policy::lease::event::LeaseEvent;
 
 /// How long the end waits for the last enables.
 const END_NS: u64 = 2_000_000_000;
@@ -140,10 +140,10 @@ impl Shell {
                     self.ask(Request::Step(event));
                 }
                 if let Some(job) = session.job.filter(|_| session.lease.trains) {
-                    let unit = Unit::default();
                     for gpu in session.lease.offered_on.iter() {
-                        let event = LeaseEvent::Offered { gpu, job, unit };
-                        self.ask(Request::Step(Event::Lease(event)));
+                        // Another process of its job may offer some, too.
+                        let offered = self.members.front_offer(job, gpu);
+                        self.ask(Request::Step(offered));
                     }
                 }
                 self.ask(Request::Step(Event::OfflineGone {

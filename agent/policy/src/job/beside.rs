@@ -4,8 +4,10 @@ use super::lease::Lease;
 use super::{Job, LaneState, Mode, Want, Why, World};
 use crate::config::Means;
 use crate::ids::{GpuId, GpuSet};
+use crate::no_lease::NoLease;
 use crate::reclaim::Hold;
 use crate::time::Instant;
+use crate::view::Reason;
 
 impl Want {
     /// Its channels are to be enabled.
@@ -23,13 +25,25 @@ impl Job {
         }
     }
 
-    /// Whether it could run beside online on that GPU: it uses no other, and nothing but the gate holds it.
-    pub fn takes_lease(&self, gpu: GpuId, world: &World, now: Instant) -> bool {
-        self.gpus == GpuSet::of(gpu)
-            && self.ordered.mode == Mode::Managed
-            && self.hold != Hold::Frozen
-            && self.held_by(world, now).is_none()
-            && !self.is_open(world)
+    /// Why it cannot run beside online on that GPU; `None`: it uses no other, and nothing but the gate holds it.
+    pub fn no_lease(&self, gpu: GpuId, world: &World, now: Instant) -> Option<NoLease> {
+        if self.gpus != GpuSet::of(gpu) {
+            Some(NoLease::SeveralGpus)
+        } else if self.ordered.mode != Mode::Managed {
+            Some(NoLease::Unmanaged)
+        } else if self.hold == Hold::Frozen {
+            Some(NoLease::Held(Reason::Reclaim))
+        } else if let Some(why) = self.held_by(world, now) {
+            Some(NoLease::Held(match why {
+                Why::Operator => Reason::Paused,
+                Why::Memory => Reason::Reclaim,
+                _ => Reason::None,
+            }))
+        } else if self.is_open(world) {
+            Some(NoLease::Open)
+        } else {
+            None
+        }
     }
 
     /// No order to it is under way: a lease would hold at once.

@@ -32,6 +32,21 @@ pub struct Took {
     pub seen: u64,
 }
 
+/// A record, to be kept for a later cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// What it is of.
+    pub key: Key,
+    /// Moving mean, ns.
+    pub mean_ns: u64,
+    /// Mean distance from it, ns.
+    pub spread_ns: u64,
+    /// Moving 95th percentile, ns.
+    pub p95_ns: u64,
+    /// Times it was seen.
+    pub seen: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     key: Key,
@@ -128,6 +143,44 @@ impl Records {
             .find(|entry| entry.seen > 0 && entry.key == key)?;
         entry.used = clock;
         Some(entry.took())
+    }
+
+    /// What it took before, as [`Self::get`] says, for whoever only looks.
+    #[must_use]
+    pub fn peek(&self, key: Key) -> Option<Took> {
+        let set = &self.entries[place(key)];
+        let entry = set
+            .iter()
+            .find(|entry| entry.seen > 0 && entry.key == key)?;
+        Some(entry.took())
+    }
+
+    /// Goes on from what an earlier cache knew, of a shape of which nothing was seen since. What is seen from here on
+    /// soon outweighs it: it counts as `seen` times at most.
+    pub fn restore(&mut self, known: &Known, seen: u64) {
+        let sound = known.mean_ns > 0 && known.seen > 0;
+        if !sound || self.peek(known.key).is_some() {
+            return;
+        }
+        self.add(known.key, known.mean_ns as f64);
+        let mut set = self.entries[place(known.key)].iter_mut();
+        if let Some(entry) = set.find(|entry| entry.key == known.key) {
+            entry.spread = known.spread_ns.min(known.mean_ns) as f64;
+            entry.p95 = known.p95_ns.max(known.mean_ns) as f64;
+            entry.seen = known.seen.min(seen);
+        }
+    }
+
+    /// All of it.
+    pub fn all(&self) -> impl Iterator<Item = Known> {
+        let held = self.entries.iter().flatten().filter(|own| own.seen > 0);
+        held.map(|own| Known {
+            key: own.key,
+            mean_ns: own.mean as u64,
+            spread_ns: own.spread as u64,
+            p95_ns: own.took().p95 as u64,
+            seen: own.seen,
+        })
     }
 
     /// Records held.

@@ -4,13 +4,18 @@
 //! beside online. The gate stays under all of it: while it is open no lease is needed, and what is not back when its
 //! lease is over is disabled.
 
-use crate::effect::Effect;
+mod account;
+
+use crate::effect::{Effect, Report};
 use crate::ids::{GpuId, JobId, LeaseId};
 use crate::job::{Job, World};
-use crate::lease::event::{Event, Grant, Iteration, Key, Unit};
+use crate::lease::event::{Event, Grant, Key, Unit};
 use crate::lease::share::{JOBS, Shares};
 use crate::lease::{Leaser, Leasing};
+use crate::lending::{Decision, Outlook};
+use crate::no_lease::NoLease;
 use crate::time::{Instant, nanos};
+use account::{Account, Misses};
 use core::time::Duration;
 
 /// The leases of one GPU.
@@ -19,12 +24,27 @@ pub(super) struct Leases {
     pub(super) leaser: Leaser,
     pub(super) shares: Shares,
     /// What each trainer could run next.
-    pub(super) offers: Vec<(JobId, Unit)>,
+    pub(super) offers: Vec<Offer>,
     pub(super) standing: Option<Standing>,
     /// Of each trainer that did not return in time of late.
     strikes: Vec<Strikes>,
     pub(super) granted: u64,
     pub(super) overruns: u64,
+    pub(super) account: Account,
+}
+
+/// What a trainer could run next, and what it ran.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offer {
+    pub(super) job: JobId,
+    pub(super) unit: Unit,
+    /// Leases that it had, units that it ran within them by its own account, and how long it had the GPU.
+    pub(super) leases: u64,
+    pub(super) units: u64,
+    pub(super) used: Duration,
+    /// Why it had none before the iteration that was announced last, where it was asked.
+    pub(super) refused: Option<(Instant, NoLease)>,
+    misses: Misses,
 }
 
 /// What is known of a trainer that did not return in time.
@@ -73,23 +93,43 @@ impl Leases {
             strikes: Vec::with_capacity(JOBS),
             granted: 0,
             overruns: 0,
+            account: Account::default(),
         }
     }
 
     pub(super) fn offered(&mut self, job: JobId, weight: u32, unit: Unit) {
-        let known = self.offers.iter_mut().find(|offer| offer.0 == job);
+        let known = self.offers.iter_mut().find(|offer| offer.job == job);
         match known {
-            Some(offer) => offer.1 = unit,
+            Some(offer) => offer.unit = unit,
             // Jobs beyond those that can take turns wait for the gate.
             None if !self.shares.set(u64::from(job.0), weight) => return,
-            None => self.offers.push((job, unit)),
+            None => self.offers.push(Offer {
+                job,
+                unit,
+                leases: 0,
+                units: 0,
+                used: Duration::ZERO,
+                refused: None,
+                misses: Misses::default(),
+            }),
         }
         self.shares.set(u64::from(job.0), weight);
     }
 
-    /// A lease is over that took so long: what was late, and by how much, is learnt.
-    pub(super) fn over(&mut self, standing: &Standing, units: u32, now: Instant) -> Duration {
+    /// A lease is over after so many units: what was late, and by how much, is learnt.
+    pub(super) fn over(&mut self, standing: &Standing, units: u32, now: Instant) {
+        let used = self.used(standing, units, now);
+        self.account.over(standing.lease, (units, used), false);
+        if let Some(offer) = self.offer_of(standing.job) {
+            offer.units = offer.units.saturating_add(u64::from(units));
+        }
+    }
+
+    fn used(&mut self, standing: &Standing, units: u32, now: Instant) -> Duration {
         let used = now.since(standing.begins);
+        if let Some(offer) = self.offer_of(standing.job) {
+            offer.used += used;
+        }
         self.shares.took(u64::from(standing.job.0), nanos(used));
         let event = Event::Lease {
             fingerprint: standing.fingerprint,
@@ -109,7 +149,8 @@ impl Leases {
         now: Instant,
     ) -> (Duration, Option<Duration>) {
         self.overruns += 1;
-        let used = self.over(standing, standing.units, now);
+        let used = self.used(standing, standing.units, now);
+        self.account.over(standing.lease, (0, used), true);
         let ns = nanos(used) / u64::from(standing.units.max(1));
         let key = standing.key;
         self.leaser.step(&Event::Unit { key, ns }, now.as_nanos());
@@ -143,6 +184,21 @@ impl Leases {
         if strikes.count == 0 {
             self.strikes.swap_remove(place);
         }
+    }
+
+    /// Why a trainer that offers nothing and trains in pieces of that length has no lease.
+    pub(super) fn pieces(&self, each: Duration) -> NoLease {
+        let slack = self.account.outlook.map(|known| known.slack);
+        let fits = slack.unwrap_or_default();
+        if each.is_zero() || each > fits {
+            NoLease::MicroBatches(each, fits)
+        } else {
+            NoLease::NoUnits
+        }
+    }
+
+    fn offer_of(&mut self, job: JobId) -> Option<&mut Offer> {
+        self.offers.iter_mut().find(|offer| offer.job == job)
     }
 
     fn strikes_of(&mut self, job: JobId) -> &mut Strikes {
@@ -200,66 +256,160 @@ pub(super) fn withdraw(
     out.push(Effect::Withdraw { job, gpu, lease });
 }
 
-/// Whose units fit before `next`, and how many.
+/// A lease to be given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    job: JobId,
+    unit: Unit,
+    outlook: Outlook,
+    grant: Grant,
+}
+
+/// Whose units fit before `next`, and how many; else why none do.
 pub(super) fn grant(
     own: &mut Leases,
     gpu: GpuId,
-    next: Iteration,
+    outlook: Outlook,
     jobs: &[Job],
     world: &World,
-    now: Instant,
-) -> Option<(JobId, Unit, u64, Grant)> {
+    config: &Leasing,
+) -> Result<Given, (Option<JobId>, NoLease)> {
+    let now = outlook.at;
     if own.standing.is_some() {
-        return None;
+        return Err((None, NoLease::Turn));
     }
+    let unready = |offer: &Offer| unready(own, offer, gpu, jobs, world, now);
     let mut shares = own.shares.clone();
     let ready = |id: u64| {
         let mut offers = own.offers.iter();
-        offers.any(|(job, unit)| {
-            let known = jobs.iter().find(|known| known.id == *job);
-            u64::from(job.0) == id
-                && unit.most > 0
-                && own.demoted(*job, now).is_none()
-                && known.is_some_and(|known| known.takes_lease(gpu, world, now))
-        })
+        offers.any(|offer| u64::from(offer.job.0) == id && unready(offer).is_none())
     };
-    let id = shares.next(ready)?;
+    let Some(id) = shares.next(ready) else {
+        let first = own.offers.first();
+        return Err((None, first.and_then(unready).unwrap_or(NoLease::NoUnits)));
+    };
     own.shares = shares;
-    let offer = own.offers.iter().find(|offer| u64::from(offer.0.0) == id);
-    let (job, unit) = *offer?;
+    let offer = own.offers.iter().find(|offer| u64::from(offer.job.0) == id);
+    let Some(Offer { job, unit, .. }) = offer.copied() else {
+        return Err((None, NoLease::NoUnits));
+    };
     // It is its turn, also where it has to wait for a moment.
-    let known = jobs.iter().find(|known| known.id == job)?;
-    if !known.is_settled() {
+    if !jobs
+        .iter()
+        .any(|known| known.id == job && known.is_settled())
+    {
+        return Err((Some(job), NoLease::Settling));
+    }
+    if let Some(low) = own.account.too_low(config) {
+        return Err((Some(job), low));
+    }
+    let grant = own.leaser.serial(&outlook.next, &unit, now.as_nanos());
+    if grant.units == 0 {
+        let why = own.leaser.refusal(&outlook.next, &unit, now.as_nanos());
+        return Err((Some(job), why.unwrap_or(NoLease::NoSlack)));
+    }
+    Ok(Given {
+        job,
+        unit,
+        outlook,
+        grant,
+    })
+}
+
+/// Why a trainer cannot have a lease, whatever fits.
+pub(super) fn unready(
+    own: &Leases,
+    offer: &Offer,
+    gpu: GpuId,
+    jobs: &[Job],
+    world: &World,
+    now: Instant,
+) -> Option<NoLease> {
+    if offer.unit.most == 0 {
+        return Some(NoLease::NoUnits);
+    }
+    if let Some(until) = own.demoted(offer.job, now) {
+        return Some(NoLease::Demoted(until.since(now)));
+    }
+    let known = jobs.iter().find(|known| known.id == offer.job);
+    known.map_or(Some(NoLease::NoUnits), |known| {
+        known.no_lease(gpu, world, now)
+    })
+}
+
+/// No lease was given before the iteration that was announced: why is kept, and told where it never changes.
+pub(super) fn refuse(
+    own: &mut Leases,
+    gpu: GpuId,
+    (job, why): (Option<JobId>, NoLease),
+    now: Instant,
+) -> Option<Report> {
+    // A lease that stands goes on.
+    if own.offers.is_empty() || own.standing.is_some() {
         return None;
     }
-    let grant = own.leaser.serial(&next, &unit, now.as_nanos());
-    (grant.units > 0).then_some((job, unit, next.fingerprint, grant))
+    own.account.refuse(&why);
+    let job = job?;
+    let offer = own.offer_of(job)?;
+    offer.refused = Some((now, why));
+    let NoLease::UnitTooLong(unit, fits) = why else {
+        return None;
+    };
+    let fits = offer.misses.missed(offer.unit.key.kind, fits)?;
+    Some(Report::LeaseUnitTooLong {
+        job,
+        gpu,
+        unit,
+        fits,
+    })
 }
 
 pub(super) fn lend(
     own: &mut Leases,
-    (job, unit, fingerprint, grant): (JobId, Unit, u64, Grant),
+    given: Given,
     switch_ns: u64,
     gpu: GpuId,
     jobs: &mut [Job],
-    now: Instant,
 ) -> Effect {
+    let Given {
+        job,
+        unit,
+        outlook,
+        grant,
+    } = given;
     own.granted += 1;
     let lease = LeaseId(own.granted);
-    let begins = now.after(Duration::from_nanos(switch_ns));
+    let begins = outlook.at.after(Duration::from_nanos(switch_ns));
     let granted = Duration::from_nanos(grant.granted_ns);
     let until = begins.after(Duration::from_nanos(grant.until_ns));
+    let unit_ns = own.leaser.unit(&unit);
+    let takes = Duration::from_nanos(unit_ns);
     own.standing = Some(Standing {
         lease,
         job,
-        fingerprint,
+        fingerprint: outlook.next.fingerprint,
         granted,
-        unit: Duration::from_nanos(own.leaser.unit(&unit)),
+        unit: takes,
         key: unit.key,
-        units: grant.units.min(most_in(&grant, own.leaser.unit(&unit))),
+        units: grant.units.min(most_in(&grant, unit_ns)),
         begins,
         until,
         withdrawn: false,
+    });
+    if let Some(offer) = own.offer_of(job) {
+        offer.leases += 1;
+        offer.misses.fit(unit.key.kind);
+    }
+    own.account.lent(Decision {
+        job,
+        lease,
+        outlook,
+        unit: takes,
+        units: grant.units,
+        granted,
+        ran: None,
+        overran: false,
+        took: None,
     });
     if let Some(known) = jobs.iter_mut().find(|known| known.id == job) {
         known.lease(until);

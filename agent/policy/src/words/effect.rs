@@ -306,6 +306,26 @@ pub enum Report {
         /// For how long.
         lasts: Duration,
     },
+    /// Online alone needs longer for a token than it promised: nothing is lent until that has changed.
+    LeaseTpotTooLow {
+        /// Where.
+        gpu: GpuId,
+        /// What it needs.
+        alone: Duration,
+        /// What it promised.
+        tpot: Duration,
+    },
+    /// Units of a trainer have never fit.
+    LeaseUnitTooLong {
+        /// Whose.
+        job: JobId,
+        /// Where.
+        gpu: GpuId,
+        /// What one takes.
+        unit: Duration,
+        /// What would have fit at most.
+        fits: Duration,
+    },
     /// Gates hold jobs again after an ungated block.
     GatedAgain {
         /// How long they did not.

@@ -134,6 +134,19 @@ pub enum Event {
         /// What it took alone, ns.
         ns: u64,
     },
+    /// What an earlier agent learnt of a shape. What was seen since counts more.
+    Known {
+        /// What it was.
+        key: Key,
+        /// On average, ns.
+        mean_ns: u64,
+        /// Mean distance from that, ns.
+        spread_ns: u64,
+        /// At the 95th percentile, ns.
+        p95_ns: u64,
+        /// Times it was seen.
+        seen: u64,
+    },
     /// A lease is over.
     Lease {
         /// The iteration it came before.
@@ -231,6 +244,15 @@ impl Promise {
             Self::Tail { tpot_ns, .. } => Some(tpot_ns),
             Self::Each { decode_ns } => Some(decode_ns),
             Self::Mean { .. } => None,
+        }
+    }
+
+    /// Time to first token that was promised, ns; nothing where none was.
+    #[must_use]
+    pub const fn ttft_ns(&self) -> Option<u64> {
+        match *self {
+            Self::Tail { ttft_ns, .. } => Some(ttft_ns),
+            Self::Each { .. } | Self::Mean { .. } => None,
         }
     }
 

@@ -4,8 +4,7 @@ use crate::words::account::Account;
 use crate::words::choice::{Backing, Choice};
 use crate::words::config::Slo;
 use crate::words::ids::{
-    BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, LeaseId, SessionId, StripeId,
-    Tokens,
+    BlockId, Bytes, Channels, GpuId, GpuSet, Handles, JobId, KvId, SessionId, StripeId, Tokens,
 };
 use crate::words::reclaim::Phase;
 use crate::words::time::Instant;
@@ -120,23 +119,6 @@ pub struct Standing {
     pub busy: GpuSet,
     /// GPUs whose gate is open.
     pub open: GpuSet,
-}
-
-/// Leases of one GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeaseView {
-    /// Given since the start.
-    pub granted: u64,
-    /// Of those, ended by the gate because they took too long.
-    pub overruns: u64,
-    /// Part of online's slack that is used, in thousandths: what was late lowers it.
-    pub used_permille: u32,
-    /// Predictions of an iteration that can be compared with what it took.
-    pub predictions: u64,
-    /// By how much they are off of late, in thousandths of what it took.
-    pub error_permille: u32,
-    /// The one that stands: whose, which, and when the gate shuts.
-    pub standing: Option<(JobId, LeaseId, Instant)>,
 }
 
 /// How a job stands.

@@ -14,16 +14,16 @@ use tidegate_policy::lease::record::{Key, Kind};
 use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::view::{JobState, Reason};
 
-const ENGINE: SessionId = SessionId(1);
-const TRAINER: SessionId = SessionId(10);
-const JOB: JobId = JobId(0);
-const GPU: GpuId = GpuId(0);
-const MS: u64 = 1_000_000;
+pub(crate) const ENGINE: SessionId = SessionId(1);
+pub(crate) const TRAINER: SessionId = SessionId(10);
+pub(crate) const JOB: JobId = JobId(0);
+pub(crate) const GPU: GpuId = GpuId(0);
+pub(crate) const MS: u64 = 1_000_000;
 /// What an iteration of online takes here, and a unit, ns.
-const ITERATION: u64 = 6 * MS;
-const UNIT: u64 = MS / 2;
+pub(crate) const ITERATION: u64 = 6 * MS;
+pub(crate) const UNIT: u64 = MS / 2;
 
-const LEASING: Leasing = Leasing {
+pub(crate) const LEASING: Leasing = Leasing {
     promise: Promise::Each { decode_ns: 40 * MS },
     margin_permille: 50,
     switch_ns: 40_000,
@@ -31,7 +31,7 @@ const LEASING: Leasing = Leasing {
     grace_ns: MS / 2,
 };
 
-fn config(leases: Option<Leasing>, means: Means) -> Config {
+pub(crate) fn config(leases: Option<Leasing>, means: Means) -> Config {
     Config {
         cooldown: Cooldown::Fixed(Duration::from_millis(10)),
         leases,
@@ -40,14 +40,14 @@ fn config(leases: Option<Leasing>, means: Means) -> Config {
     }
 }
 
-const NEXT: Iteration = Iteration {
+pub(crate) const NEXT: Iteration = Iteration {
     fingerprint: 8,
     batch: 8,
     cached: 4_000,
     prompt: 0,
 };
 
-fn offer(bench: &mut Bench, job: JobId, most: u32) {
+pub(crate) fn offer(bench: &mut Bench, job: JobId, most: u32) {
     let unit = Unit {
         key: Key {
             fingerprint: 1,
@@ -63,11 +63,11 @@ fn offer(bench: &mut Bench, job: JobId, most: u32) {
     }));
 }
 
-fn seen(bench: &mut Bench, event: event::Event) {
+pub(crate) fn seen(bench: &mut Bench, event: event::Event) {
     bench.send(Event::Lease(LeaseEvent::Seen { gpu: GPU, event }));
 }
 
-fn next(bench: &mut Bench) {
+pub(crate) fn next(bench: &mut Bench) {
     bench.send(Event::Lease(LeaseEvent::Next {
         gpu: GPU,
         next: NEXT,
@@ -75,7 +75,7 @@ fn next(bench: &mut Bench) {
 }
 
 /// Online has progressed and says what comes next; the lease that this leads to: whose, which, and for how long, ns.
-fn lent(bench: &mut Bench) -> Option<(JobId, LeaseId, u64)> {
+pub(crate) fn lent(bench: &mut Bench) -> Option<(JobId, LeaseId, u64)> {
     bench.effects.clear();
     let at = bench.at();
     bench.send(Event::Progress {
@@ -96,7 +96,7 @@ fn lent(bench: &mut Bench) -> Option<(JobId, LeaseId, u64)> {
 }
 
 /// An iteration of online passes, and the engine reports it.
-fn beat(bench: &mut Bench) {
+pub(crate) fn beat(bench: &mut Bench) {
     bench.pass(ITERATION);
     seen(
         bench,
@@ -110,7 +110,7 @@ fn beat(bench: &mut Bench) {
 }
 
 /// Online decodes, known well, and trainers offer units behind a shut gate.
-fn decoding(config: Config, jobs: u32) -> Bench {
+pub(crate) fn decoding(config: Config, jobs: u32) -> Bench {
     let mut bench = Bench::new(config, 1);
     bench.attach_online(ENGINE);
     for job in 0..jobs {
@@ -132,7 +132,7 @@ fn decoding(config: Config, jobs: u32) -> Bench {
 }
 
 /// The lease that stands, as the trainer was told of it.
-fn told(bench: &Bench) -> Option<(LeaseId, u64, u64)> {
+pub(crate) fn told(bench: &Bench) -> Option<(LeaseId, u64, u64)> {
     bench.effects.iter().rev().find_map(|(_, effect)| {
         let Effect::Lease {
             lease,
@@ -147,7 +147,7 @@ fn told(bench: &Bench) -> Option<(LeaseId, u64, u64)> {
     })
 }
 
-fn give_back(bench: &mut Bench, lease: LeaseId, units: u32) {
+pub(crate) fn give_back(bench: &mut Bench, lease: LeaseId, units: u32) {
     bench.send(Event::Lease(LeaseEvent::Returned {
         gpu: GPU,
         lease,

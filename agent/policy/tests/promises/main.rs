@@ -10,6 +10,7 @@ mod fit;
 mod learning;
 mod lease;
 mod ledger;
+mod lending;
 mod memory;
 mod orders;
 mod patience;

@@ -30,6 +30,7 @@ impl View<'_> {
             pressure_events: line.pressure_events,
             disabled_ns: self.longest_disabled(id),
             stop: self.stop_times(line.gpu.uuid),
+            leases: self.lease_status(id),
             ..v1::GpuStatus::default()
         };
         status.memory = self.gpu_memory(id);

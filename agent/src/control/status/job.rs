@@ -211,6 +211,7 @@ impl View<'_> {
             turns: self.beside_others(view.job).turns,
             channels: view.channels.0,
             trainer: self.trainer(view.job),
+            no_lease: self.no_lease(&view),
             ..self.job_usage(view.job, usage)
         };
         let stuck = self.stuck(view.job);

@@ -43,7 +43,7 @@ pub(super) const GAUGE: MetricType = MetricType::Gauge;
 const HISTOGRAM: MetricType = MetricType::Histogram;
 
 /// Every metric but the plain counters of [`v1::Counter`], which bring their names and help.
-pub(super) const FAMILIES: [Family; 45] = [
+pub(super) const FAMILIES: [Family; 50] = [
     family(
         GAUGE,
         "build_info",
@@ -398,6 +398,50 @@ pub(super) const FAMILIES: [Family; 45] = [
         |s| latencies(s.status.reclaim_latency.as_ref()),
     ),
     family(
+        COUNTER,
+        "leases",
+        None,
+        "Leases given to trainers beside online; absent where leases are off",
+        |s| leases(s, |leases| Some(Sample::Count(leases.granted))),
+    ),
+    family(
+        COUNTER,
+        "lease_units",
+        None,
+        "Units that trainers ran within leases, as they say; absent where leases are off",
+        |s| leases(s, |leases| Some(Sample::Count(leases.units))),
+    ),
+    family(
+        COUNTER,
+        "lease_overruns",
+        None,
+        "Leases whose trainer still ran when they were over, and was disabled; absent where leases are off",
+        |s| leases(s, |leases| Some(Sample::Count(leases.overruns))),
+    ),
+    family(
+        GAUGE,
+        "lease_slack",
+        Some(Unit::Seconds),
+        "What a trainer could take before the iteration that online announced last; absent before the first",
+        |s| {
+            leases(s, |leases| {
+                leases.slack_ns.map(|ns| Sample::Gauge(seconds(ns)))
+            })
+        },
+    ),
+    family(
+        GAUGE,
+        "lease_prediction_error_ratio",
+        None,
+        "By what part of what iterations of online took their predictions were off of late; absent before the first",
+        |s| {
+            leases(s, |leases| {
+                let compared = leases.predictions > 0;
+                compared.then_some(Sample::Gauge(leases.prediction_error))
+            })
+        },
+    ),
+    family(
         GAUGE,
         "channels",
         None,
@@ -526,6 +570,14 @@ pub(super) const FAMILIES: [Family; 45] = [
         },
     ),
 ];
+
+/// A sample of each GPU where leases are on and there is one.
+fn leases(scrape: &Scrape, sample: impl Fn(&v1::LeaseStatus) -> Option<Sample>) -> Samples {
+    per_gpu(scrape, |gpu| {
+        let sample = gpu.leases.as_ref().and_then(&sample);
+        sample.map(plain).into_iter().collect()
+    })
+}
 
 /// A median of the self-test's stops, where it was measured.
 fn took(
