@@ -213,6 +213,25 @@ fn a_unit_that_never_fits_is_named_once() {
     assert!(ns(&refused["unit_too_long"]) > 256, "{refused}");
 }
 
+/// P-LEASE-10: a request that comes between two iterations of others withdraws the lease that stands, before the next one is
+/// over.
+#[test]
+fn a_request_beside_decodes_withdraws_the_lease_that_stands() {
+    // Each pause is long enough for the lease to stand at its middle, when the next request comes.
+    let pair = Pair::with(|_| String::new(), 60_000_000, &["obedient", "2000000"]);
+    let withdrawn = wait_for("a lease to be withdrawn for a request", || {
+        let (arrivals, beats) = pair.arrivals_and_beats();
+        let leases = pair.leases();
+        let mut between = arrivals.iter().filter(|at| !beats.contains(at));
+        between.find_map(|at| {
+            let stood = |lease: &&Lease| lease.withdrawn_ns == Some(*at);
+            leases.iter().find(stood).copied()
+        })
+    });
+    let (at, given) = (withdrawn.withdrawn_ns.expect("it is"), withdrawn.given_ns);
+    assert!(at > given, "{withdrawn:?}");
+}
+
 /// Shapes that an agent was told of as learnt by an earlier one: what they take, ns.
 fn known(node: &Node, agent: usize) -> Vec<(u64, u64)> {
     let file = File::open(node.recording(agent)).expect("the agent records");

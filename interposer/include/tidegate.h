@@ -149,7 +149,8 @@ struct tg_api {
 
     /* Hot. Online: how many requests are in flight. The first one stops offline work before its first kernel; when the
      * last one has ended offline goes on without a cooldown. Requests of which no work reaches the GPU for
-     * gate.frozen_after (5 s) no longer count until this process works again. */
+     * gate.frozen_after (5 s) no longer count until this process works again. While the agent gives leases beside this
+     * process, each further request withdraws the lease that stands. */
     int (*requests_in_flight)(uint32_t count);
 
     /* Version 2. What the agent takes this process for, by its rules or by TIDEGATE_ROLE; waits up to `wait_ms` for one.

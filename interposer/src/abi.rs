@@ -534,7 +534,9 @@ pub extern "C" fn tg_requests_in_flight(count: u32) -> c_int {
         // A page that is shown from now on takes the number from there.
         let page = process.page();
         let before = page.process.in_flight.swap(word, SeqCst);
-        if (before > 1) != (word > 1) || before == 0 {
+        // While leases are given beside it the agent hears of each request: it withdraws the lease that stands.
+        let came = word > before && process.memory.beats.wanted() != 0;
+        if (before > 1) != (word > 1) || before == 0 || came {
             ring(page);
         }
         Ok(())

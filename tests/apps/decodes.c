@@ -1,6 +1,6 @@
 /* An online engine that says its iterations. Arguments: NS of an iteration, NS between two, tokens of a request. It
- * serves one request after the other without a pause: a prompt, then a token an iteration. The next request comes three
- * tokens before the last one, and waits. Each iteration is one kernel, whose tag is its number from 1 on; it says the
+ * serves one request after the other without a pause: a prompt, then a token an iteration. The next request comes in the
+ * pause before the third token from the end, and waits. Each iteration is one kernel, whose tag is its number from 1 on; it says the
  * number as its free blocks. Prints "ready", and at SIGTERM how many iterations it ran and
  * how many of them it was asked for. At SIGUSR1 it closes the file of the library's page, as a daemon does that closes
  * what it did not open. */
@@ -36,7 +36,7 @@ int main(int argc, char **argv)
 {
     CHECK(argc == 4);
     uint64_t ns = strtoull(argv[1], 0, 10), gap_ns = strtoull(argv[2], 0, 10), tokens = strtoull(argv[3], 0, 10);
-    struct timespec gap = {(time_t)(gap_ns / 1000000000u), (long)(gap_ns % 1000000000u)};
+    struct timespec gap = {(time_t)(gap_ns / 2000000000u), (long)(gap_ns / 2 % 1000000000u)};
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGTERM, &action, 0);
     sigaction(SIGUSR1, &action, 0);
@@ -75,6 +75,8 @@ int main(int argc, char **argv)
                 closes = 0;
                 close_page();
             }
+            nanosleep(&gap, 0);
+            if (left == AHEAD + 1) CHECK(!tg.requests_in_flight(2));
             nanosleep(&gap, 0);
         }
     }
