@@ -30,7 +30,7 @@ impl Group {
 }
 
 /// Every check there is, in the order they are reported.
-pub const CHECKS: [(&str, Group); 30] = [
+pub const CHECKS: [(&str, Group); 31] = [
     ("kernel", Group::System),
     ("cgroup2", Group::System),
     ("membarrier", Group::System),
@@ -60,6 +60,7 @@ pub const CHECKS: [(&str, Group); 30] = [
     ("unmanaged-processes", Group::Processes),
     ("version-skew", Group::Processes),
     ("engine-timeouts", Group::Processes),
+    ("leases", Group::Processes),
     ("library", Group::Library),
 ];
 

@@ -1,6 +1,7 @@
 //! From facts to checks, without asking anybody.
 
 mod driver;
+mod leases;
 mod library;
 mod node;
 mod processes;
@@ -23,6 +24,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
         checks.extend(driver::checks(&view));
         checks.extend(node::checks(&view));
         checks.extend(processes::checks(&view));
+        checks.push(leases::check(&view));
     }
     if let Some(library) = &facts.library {
         checks.push(library::check(library));
