@@ -35,17 +35,10 @@ pub(super) struct Rank {
 #[derive(Clone, Debug)]
 pub(super) struct Books {
     pub job: JobId,
-    /// Whose its lists of requests are, and the bytes that are counted of them.
-    user: UserId,
-    listed: usize,
+    listed: Listed,
     pub ranks: Vec<Rank>,
     pub holders: Holders,
-    /// Per stripe: the ranks that lack it.
-    lacking: Vec<u32>,
-    /// Per stripe: the log entry that names its blocks as lost, while they are.
-    lost: Vec<LogSeq>,
-    /// No entry before this names blocks that are lost.
-    soonest: LogSeq,
+    losses: Losses,
     pub withheld: LogSeq,
     pub machine: Reclaim,
     pub begun: Instant,
@@ -58,6 +51,24 @@ pub(super) struct Books {
     pub cost: Cost,
     /// The reclaim under way is for another offline job.
     pub evens: bool,
+}
+
+/// Whose the lists of requests are, and the bytes that are counted of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Listed {
+    user: UserId,
+    bytes: usize,
+}
+
+/// Which stripes lack memory.
+#[derive(Clone, Debug, Default)]
+struct Losses {
+    /// Per stripe: the ranks that lack it.
+    lacking: Vec<u32>,
+    /// Per stripe: the log entry that names its blocks as lost, while they are.
+    lost: Vec<LogSeq>,
+    /// No entry before this names blocks that are lost.
+    soonest: LogSeq,
 }
 
 /// What reclaims took from a job.
@@ -83,13 +94,10 @@ impl Books {
     pub fn new(job: JobId) -> Self {
         Self {
             job,
-            user: UserId(0),
-            listed: 0,
+            listed: Listed::default(),
             ranks: Vec::new(),
             holders: Holders::default(),
-            lacking: Vec::new(),
-            lost: Vec::new(),
-            soonest: LogSeq(0),
+            losses: Losses::default(),
             withheld: LogSeq(0),
             machine: Reclaim::default(),
             begun: Instant::default(),
@@ -114,8 +122,8 @@ impl Books {
     ) {
         self.unregister(session, Some(kv), ledger);
         if self.ranks.is_empty() && layout != self.holders.layout() {
-            self.lost = vec![LogSeq(0); layout.len()];
-            self.lacking = vec![0; layout.len()];
+            self.losses.lost = vec![LogSeq(0); layout.len()];
+            self.losses.lacking = vec![0; layout.len()];
             self.holders = Holders::new(layout.clone());
             let stripes = (0u32..).take(layout.len()).map(StripeId);
             let largest = stripes.map(|stripe| layout.bytes(stripe)).max();
@@ -142,7 +150,7 @@ impl Books {
         }
         rank.claimed = rank.claims(layout);
         ledger.adopt(session, Place::Offline, rank.held(layout));
-        for (lacking, lacks) in self.lacking.iter_mut().zip(&rank.lacks) {
+        for (lacking, lacks) in self.losses.lacking.iter_mut().zip(&rank.lacks) {
             *lacking += u32::from(*lacks);
         }
         let settles = !rank.lacks.is_empty();
@@ -169,7 +177,7 @@ impl Books {
 
     /// Ranks for which `goes` is true are gone.
     fn drop_ranks(&mut self, mut goes: impl FnMut(&Rank) -> bool) {
-        let lacking = &mut self.lacking;
+        let lacking = &mut self.losses.lacking;
         let mut settles = false;
         self.ranks.retain(|rank| {
             let goes = goes(rank);
@@ -188,30 +196,32 @@ impl Books {
 
     /// Its lists belong to `user`, and are counted as they are now.
     pub fn list(&mut self, user: UserId, lists: &mut Lists) {
-        lists.give_up(self.user, self.listed);
-        (self.user, self.listed) = (user, self.holders.bytes());
-        lists.take(self.user, self.listed);
+        self.unlist(lists);
+        let bytes = self.holders.bytes();
+        self.listed = Listed { user, bytes };
+        lists.take(user, bytes);
     }
 
     /// It has none any more.
     pub fn unlist(&self, lists: &mut Lists) {
-        lists.give_up(self.user, self.listed);
+        lists.give_up(self.listed.user, self.listed.bytes);
     }
 
     /// As before, whoever they belong to.
     pub fn relist(&mut self, lists: &mut Lists) {
-        self.list(self.user, lists);
+        self.list(self.listed.user, lists);
     }
 
     fn note_soonest(&mut self) {
-        let all = (0u32..).map(StripeId).zip(&self.lost);
+        let all = (0u32..).map(StripeId).zip(&self.losses.lost);
         let taken = all.filter(|(stripe, _)| self.holders.backing(*stripe) == Backing::Taken);
-        self.soonest = taken.map(|(_, lost)| *lost).min().unwrap_or_default();
+        self.losses.soonest = taken.map(|(_, lost)| *lost).min().unwrap_or_default();
     }
 
     /// What one rank lacks is gone for all.
     fn settle_backing(&mut self, stripe: StripeId) -> Backing {
         let gone = self
+            .losses
             .lacking
             .get(stripe.0 as usize)
             .is_some_and(|&ranks| ranks > 0);
@@ -344,7 +354,7 @@ impl Books {
 
     /// Whether its engine withholds what was taken, so that it can be given back.
     pub fn heeds(&self) -> bool {
-        self.withheld >= self.soonest
+        self.withheld >= self.losses.soonest
     }
 
     fn planned(&self) -> Bytes {
@@ -356,13 +366,13 @@ impl Books {
     /// no more than one beyond `batch`.
     pub fn restorable(&self, room: Bytes, batch: Bytes) -> Vec<StripeId> {
         // Asked at every step while the job is disabled, and mostly in vain.
-        if room.is_zero() || self.holders.is_whole() || self.withheld < self.soonest {
+        if room.is_zero() || self.holders.is_whole() || self.withheld < self.losses.soonest {
             return Vec::new();
         }
         let (layout, mut room, mut chosen) = (self.holders.layout(), room, Bytes::ZERO);
         (0u32..)
             .map(StripeId)
-            .zip(&self.lost)
+            .zip(&self.losses.lost)
             .filter(|(stripe, lost)| {
                 self.holders.backing(*stripe) == Backing::Taken && **lost <= self.withheld
             })
@@ -444,8 +454,7 @@ impl Books {
             ranks,
             machine,
             holders,
-            lacking,
-            lost,
+            losses: Losses { lacking, lost, .. },
             ..
         } = self;
         let Some(direction) = machine.direction else {
