@@ -2,7 +2,7 @@
 
 use tidegate_tests::peer::Peer;
 use tidegate_tests::view::{counter, disabled, process, status, wait_all, wait_so};
-use tidegate_tests::{Node, Offline, clock, compile, wait_for, watch};
+use tidegate_tests::{Node, Offline, TempDir, clock, compile, wait_for, watch};
 use tidegate_vgpu::control::Control;
 
 const FIXED: &str = "[identity]\ntrust_env_uids = [\"self\"]\n[gate]\ncooldown = \"5ms\"\n";
@@ -289,6 +289,31 @@ fn a_second_agent_is_told_who_runs_and_ends_with_3() {
     let text = String::from_utf8_lossy(&second.stderr).into_owned();
     let pid = node.agent.as_ref().expect("it runs").pid().to_string();
     assert!(text.contains(&pid), "{text}");
+}
+
+/// P-OPERATE-28: one agent drives a device, whatever directories there are.
+#[test]
+fn a_second_agent_on_the_device_is_told_who_drives_it_and_ends_with_3() {
+    let mut node = Node::new(&[], FIXED);
+    let mut peer = Peer::attached(&node, "offline", "batch");
+    let (client, _) = peer.channels(0, 2);
+    let elsewhere = TempDir::new();
+    let start = |replace: &[&str]| {
+        let mut command = node.agent_command();
+        command.env("TIDEGATE_RUN_DIR", elsewhere.path());
+        let second = command.args(replace).output().expect("it starts");
+        assert_eq!(second.status.code(), Some(3), "{second:?}");
+        String::from_utf8_lossy(&second.stderr).into_owned()
+    };
+    let pid = node.agent.as_ref().expect("it runs").pid().to_string();
+    for said in [start(&[]), start(&["--replace"])] {
+        assert!(said.contains(&pid), "{said}");
+        assert!(said.contains("already drives device"), "{said}");
+    }
+    wait_all(&node, client, false);
+    // An agent that was killed keeps nobody out.
+    node.agent = None;
+    node.start_agent(FIXED);
 }
 
 #[test]

@@ -165,6 +165,8 @@ fn a_second_agent_on_the_same_device_is_found_whatever_its_directory() {
     let elsewhere = TempDir::new();
     let mut command: Command = node.agent_command();
     command.env("TIDEGATE_RUN_DIR", elsewhere.path());
+    // Without its lock a device takes two agents, as from versions that had none.
+    std::fs::remove_file(node.vgpu_dir().join("device.lock")).expect("the agent made it");
     let second = Running::start("tidegate-agent", &mut command);
     wait_so("the second agent to serve", || {
         elsewhere.path().join("status.sock").exists()

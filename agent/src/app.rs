@@ -21,6 +21,7 @@ use crate::grpc::activation::Passed;
 use crate::grpc::crowd::Crowd;
 use crate::grpc::reload::InForce;
 use crate::grpc::standing::Standing;
+use crate::host::drives::{self, DeviceLock};
 use crate::host::leases::LeasesFile;
 use crate::host::logs::LogLevel;
 use crate::host::means::Means;
@@ -84,6 +85,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let config = &options.loaded.config;
     let Ground {
         run_dir,
+        device: _device,
         journal,
         journal_note,
         library,
@@ -186,6 +188,8 @@ fn look_at_driver(
 /// What the agent stands on: its directory, what earlier agents left there, and the driver.
 struct Ground {
     run_dir: RunDir,
+    /// Held while this agent drives the device.
+    device: Option<DeviceLock>,
     journal: Arc<Journal>,
     /// What is said where the journal could not be read.
     journal_note: String,
@@ -197,7 +201,7 @@ struct Ground {
 }
 
 fn take_ground(options: &Options) -> Result<Ground, AppError> {
-    let mut run_dir = take_run_dir(options)?;
+    let (mut run_dir, device) = take_places(options)?;
     let (journal, unreadable) = journal::of(&run_dir)?;
     let journal_note = unreadable.map(|aside| lost_journal(&aside));
     let library = options.device.library_version();
@@ -207,6 +211,7 @@ fn take_ground(options: &Options) -> Result<Ground, AppError> {
     run_dir.sign(generation)?;
     Ok(Ground {
         run_dir,
+        device,
         journal: Arc::new(journal),
         journal_note: journal_note.unwrap_or_default(),
         library,
@@ -349,11 +354,17 @@ fn orders_dir(config: &Config) -> PathBuf {
     dir.unwrap_or_else(|| config.run_dir.clone())
 }
 
-fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
+/// What one agent alone may have: its run directory, and its device where that can be locked.
+type Places = (RunDir, Option<DeviceLock>);
+
+fn take_places(options: &Options) -> Result<Places, AppError> {
     let path = &options.loaded.config.run_dir;
-    let device = options.device.to_string();
-    let held = match RunDir::take(path, &device) {
-        Err(held @ RunDirError::Held(..)) if options.replace => held,
+    let take = || -> Result<Places, RunDirError> {
+        let run_dir = RunDir::take(path, &options.device.to_string())?;
+        Ok((run_dir, drives::take(&options.device, path)?))
+    };
+    let held = match take() {
+        Err(held) if held.is_held() && options.replace => held,
         other => return Ok(other?),
     };
     // Where the kernel does not say who holds the lock, nobody is signalled.
@@ -362,11 +373,10 @@ fn take_run_dir(options: &Options) -> Result<RunDir, AppError> {
     }
     let limit = clock::now_ns() + clock::nanos(REPLACE_LIMIT);
     loop {
-        match RunDir::take(path, &device) {
-            Err(held @ RunDirError::Held(..)) if clock::now_ns() >= limit => {
-                return Err(held.into());
+        match take() {
+            Err(held) if held.is_held() && clock::now_ns() < limit => {
+                std::thread::sleep(Duration::from_millis(2));
             }
-            Err(RunDirError::Held(..)) => std::thread::sleep(Duration::from_millis(2)),
             other => return Ok(other?),
         }
     }

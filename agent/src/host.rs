@@ -1,6 +1,7 @@
 //! What the agent has of its machine: its directory, the service manager, the log, what operators told it, the deaths
 //! of processes, what they pass, and who uses its GPUs.
 
+pub mod drives;
 pub mod foreign;
 pub mod grave;
 pub mod kept;

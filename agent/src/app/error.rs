@@ -54,7 +54,7 @@ impl AppError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::RunDir(RunDirError::Held(..)) => 3,
+            Self::RunDir(error) if error.is_held() => 3,
             _ => 1,
         }
     }

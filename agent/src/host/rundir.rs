@@ -41,6 +41,14 @@ pub enum RunDirError {
     /// Another agent runs.
     #[error("{}", already(.0, .1))]
     Held(PathBuf, Option<Holder>),
+    /// Another agent, on another directory, drives the same device.
+    #[error("{}; end one of the two: each enables what the other disables", drives(.device, .holder))]
+    Drives {
+        /// Which, as `--device` names it.
+        device: String,
+        /// Process and directory of that agent, where it says them.
+        holder: Option<(i32, PathBuf)>,
+    },
     /// The file system refuses.
     #[error("cannot prepare {path}")]
     Prepare {
@@ -49,6 +57,14 @@ pub enum RunDirError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl RunDirError {
+    /// Another agent has what this one asks for.
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        matches!(self, Self::Held(..) | Self::Drives { .. })
+    }
 }
 
 fn already(dir: &Path, holder: &Option<Holder>) -> String {
@@ -60,6 +76,16 @@ fn already(dir: &Path, holder: &Option<Holder>) -> String {
             dir.display()
         ),
         None => format!("another tidegate-agent already runs on {}", dir.display()),
+    }
+}
+
+fn drives(device: &str, holder: &Option<(i32, PathBuf)>) -> String {
+    match holder {
+        Some((pid, dir)) => format!(
+            "tidegate-agent {pid} already drives device '{device}', from {}",
+            dir.display()
+        ),
+        None => format!("another tidegate-agent already drives device '{device}'"),
     }
 }
 
@@ -148,7 +174,7 @@ impl RunDir {
 }
 
 /// Takes the lock of the file at `path`, which only this user can open; None while another process holds it.
-fn lock_at(path: &Path) -> io::Result<Option<Flock<File>>> {
+pub(super) fn lock_at(path: &Path) -> io::Result<Option<Flock<File>>> {
     match Flock::lock(open_lock(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
