@@ -141,16 +141,20 @@ fn the_launches_of_an_mps_client_wait_and_other_programs_are_stopped_in_mid_kern
     for dir in [&used, &empty] {
         std::fs::create_dir(dir).expect("the directory is writable");
     }
+    let file = node.dir().join("file");
+    std::fs::write(&file, "1").expect("the directory is writable");
     let daemon = mps(&used);
     start(&mut node, &used);
-    let mut programs = [&used, &empty].map(|dir| client_of(&node, dir));
+    let mut programs = [&used, &empty, &file].map(|dir| client_of(&node, dir));
     programs.iter_mut().for_each(Offline::running);
-    let [client, other] = [0, 1].map(|at: usize| programs[at].process.pid());
+    let [client, others @ ..] = [0, 1, 2].map(|at: usize| programs[at].process.pid());
     let mut online = Peer::attached(&node, "online", "");
     online.ask("busy 0");
-    wait_so("the other's channels to stop", || {
-        !seen_of(&node, other, Kind::DisableEnd).is_empty()
-    });
+    for other in others {
+        wait_so("the others' channels to stop", || {
+            !seen_of(&node, other, Kind::DisableEnd).is_empty()
+        });
+    }
     wait_so("the client's launches to wait", || {
         let last = seen_of(&node, client, Kind::KernelEnd).pop();
         last.is_some_and(|at| tidegate_tests::monotonic_ns() > at + 100_000_000)
@@ -161,7 +165,7 @@ fn the_launches_of_an_mps_client_wait_and_other_programs_are_stopped_in_mid_kern
     assert!(said, "{note}");
     online.ask("idle 0");
     let before = tidegate_tests::monotonic_ns();
-    for pid in [client, other] {
+    for pid in [client, others[0], others[1]] {
         wait_so("it to go on", || {
             finished_after(&node, pid, before).is_some()
         });
@@ -246,6 +250,40 @@ fn a_container_with_one_of_two_gpus_manages_that_one_and_names_the_other() {
             text.contains("1 GPU") && text.contains("/dev/nvidia1"),
             "{text}"
         );
+    }
+}
+
+/// P-GATE-9: unsupported configurations are named and gate launches.
+#[test]
+fn a_driver_that_says_a_version_that_is_none_has_no_channel_touched() {
+    for said in ["unknown", "580.x.1", "580"] {
+        let mut node = Node::device_only(&["--set", &format!("version={said}:tidegate-agent")]);
+        node.start_agent(TRUSTING);
+        let seen = status(&node);
+        assert_eq!(seen["level"], "l5_launch_gate", "{said}: {seen}");
+        for place in ["driver_note", "level_note"] {
+            let note = seen[place].as_str().expect("a text");
+            let named = note.contains(&format!("{said:?}, which is none"));
+            assert!(named, "{place}: {note}");
+        }
+        let mut online = Peer::attached(&node, "online", "");
+        online.ask("idle 0");
+        let mut offline = Peer::attached(&node, "offline", "batch");
+        let (client, _) = offline.channels(0, 2);
+        wait_so("an open gate", || offline.ask("gate 0") == "gate open");
+        online.ask("busy 0");
+        wait_so("a closed gate", || offline.ask("gate 0") == "gate closed");
+        assert_eq!(disabled(&node, client), [false, false]);
+        let touched = records(&node).into_iter();
+        let calls = touched.filter(|record| record.kind == Kind::DisableBegin);
+        assert_eq!(calls.count(), 0, "{said}");
+        drop(node.agent.take());
+        let mut forced = node.agent_command();
+        forced.env("TIDEGATE_CHANNEL__LEVEL", "L1");
+        let refused = forced.output().expect("it starts");
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(why.contains("which is none"), "{why}");
     }
 }
 

@@ -82,6 +82,8 @@ pub(crate) struct Knobs {
     /// `refuse = CMD:STATUS:WORD`: the control CMD does nothing and is answered with STATUS, in processes whose command
     /// line, `+` between its arguments, contains WORD.
     pub(crate) refuse: Option<(u32, Status, String)>,
+    /// `version = TEXT:WORD`: what the driver says that its version is, to processes whose command line contains WORD.
+    pub(crate) version: Option<(String, String)>,
     /// `mig = 0 | 1`: whether the GPUs are split into instances.
     pub(crate) mig: bool,
     /// `confidential = 0 | 1`: whether they compute confidentially.
@@ -146,6 +148,7 @@ impl Default for Knobs {
             deaf_disable: 0,
             deaf_enable: 0,
             refuse: None,
+            version: None,
             mig: false,
             confidential: false,
             guest: false,
@@ -224,6 +227,12 @@ impl Knobs {
     pub(crate) fn refusal(&self, cmd: u32, pid: u32) -> Option<Status> {
         let (refused, status, word) = self.refuse.as_ref()?;
         (*refused == cmd && is_called(pid, word)).then_some(*status)
+    }
+
+    /// Which version process `pid` is told instead of the driver's own.
+    pub(crate) fn version(&self, pid: u32) -> Option<&str> {
+        let (version, word) = self.version.as_ref()?;
+        is_called(pid, word).then_some(version)
     }
 
     /// What RM says of an object of this GPU.
@@ -339,6 +348,10 @@ impl Knobs {
                 let mut parts = value.splitn(3, ':');
                 let cmd = number(parts.next()?)?;
                 self.refuse = Some((cmd, status(parts.next()?)?, parts.next()?.to_owned()));
+            }
+            "version" => {
+                let (version, word) = value.split_once(':')?;
+                self.version = Some((version.to_owned(), word.to_owned()));
             }
             "mig" => self.mig = flag(value)?,
             "confidential" => self.confidential = flag(value)?,

@@ -143,7 +143,8 @@ impl World {
     fn check_version(&self, call: &mut Call<'_>) -> Answer {
         let layout = self.layout("nv_ioctl_rm_api_version_t");
         let text = layout.at("versionString");
-        let ours = self.setup.driver.version.as_bytes();
+        let told = self.knobs.version(call.caller);
+        let ours = told.unwrap_or(&self.setup.driver.version).as_bytes();
         let theirs = call.params[text..].split(|b| *b == 0).next();
         let query = layout.word(call.params, "cmd") == self.number("NV_RM_API_VERSION_CMD_QUERY");
         let recognized = query || theirs == Some(ours);
