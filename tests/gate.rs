@@ -458,3 +458,41 @@ fn what_an_engine_says_of_its_requests_shuts_the_gate_and_opens_it() {
     watch::wait_all(&node, &[pid], false);
     offline.stop();
 }
+
+/// What the kernel allows processors at most, in microseconds, by whoever asks for the least.
+fn allowed_us() -> Option<i32> {
+    use std::io::Read;
+    let mut number = [0; 4];
+    let mut file = std::fs::File::open("/dev/cpu_dma_latency").ok()?;
+    file.read_exact(&mut number).ok()?;
+    Some(i32::from_ne_bytes(number))
+}
+
+/// P-GATE-27: processors sleep as they do without an agent, unless an order is armed.
+#[test]
+fn processors_are_kept_from_deep_sleep_only_while_an_order_is_armed() {
+    const WANTED: i32 = 7;
+    let Some(before) = allowed_us().filter(|allowed| *allowed > WANTED) else {
+        return eprintln!(
+            "SKIPPED: /dev/cpu_dma_latency cannot be read (it takes root), or somebody else keeps processors awake"
+        );
+    };
+    let channel = format!("[channel]\ncpu_latency = \"{WANTED}us\"\n");
+    let mut node = Node::new(&[], &format!("{TRUSTING}\n{COOLDOWN}{channel}"));
+    let allows = |what: &str, us| wait_for(what, || (allowed_us() == Some(us)).then_some(()));
+    let mut offline = Offline::start(&node, 5_000_000, &[0]);
+    offline.running();
+    let pids = [offline.process.pid()];
+    let mut online = Online::start(&node, 0);
+    watch::wait_open(&node, 0, online.process.pid());
+    for _ in 0..2 {
+        online.say("hold");
+        watch::wait_all(&node, &pids, true);
+        allows("the bound to go with the order", before);
+        online.say("release");
+        watch::wait_all(&node, &pids, false);
+        allows("the bound of an armed order", WANTED);
+    }
+    node.agent.take();
+    allows("the bound to go with the agent", before);
+}

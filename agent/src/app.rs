@@ -7,7 +7,7 @@ mod serving;
 use crate::causes::with_causes;
 use crate::channels::channel::Restarter;
 use crate::channels::figures;
-use crate::channels::issue;
+use crate::channels::issue::{self, Haste};
 use crate::channels::journal::{self, Journal, Marked};
 use crate::channels::level::{self, Choice};
 use crate::channels::lookout::{Alarm, Lookout};
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
         EventLog::start(Arc::clone(&refusals)).map_err(starting("start the event thread"))?;
     let lookout = Lookout::default();
     let tells = (&mailbox, &lookout.alarm());
-    let gpus = issuers(&mut driver, &choice, &journal, tells, fifo)?;
+    let gpus = issuers(&mut driver, &choice, &journal, tells, haste(fifo, config))?;
     let notifier = Arc::new(Notifier::from_environment());
     let about = found.about(&driver, library.as_deref(), journal_note, fifo);
     let parts = Parts {
@@ -541,13 +541,21 @@ fn tries_fifo() -> bool {
 /// A GPU and its issue thread (none at L3 and L5).
 type Line = (NodeGpu, Option<Box<dyn ports::Issuer>>);
 
+/// What issue threads may do to run soon after an edge.
+fn haste(fifo: bool, config: &Config) -> Haste {
+    Haste {
+        fifo_priority: fifo.then_some(ISSUE_PRIORITY),
+        cpu_latency: config.tuning.cpu_latency,
+    }
+}
+
 /// The GPUs, each with its issue thread where the level needs one. A GPU that is lost since it was listed is hidden.
 fn issuers(
     driver: &mut Driver,
     choice: &Choice,
     journal: &Arc<Journal>,
     (mailbox, alarm): (&Mailbox, &Alarm),
-    fifo: bool,
+    haste: Haste,
 ) -> Result<Vec<Line>, AppError> {
     let mut gpus = Vec::new();
     for gpu in std::mem::take(&mut driver.gpus) {
@@ -569,7 +577,7 @@ fn issuers(
                 Arc::new(control),
                 Arc::clone(journal),
                 (mailbox.clone(), Some(alarm.clone())),
-                fifo.then_some(ISSUE_PRIORITY),
+                haste,
             );
             let issuer = issuer.map_err(starting("start an issue thread"))?;
             Some(Box::new(issuer) as Box<dyn ports::Issuer>)

@@ -4,6 +4,7 @@
 //! shows whose an RM client is, [`issue`] carries out the shell's orders through [`channel`], and the
 //! [`journal`] remembers what may be disabled, for [`reconcile`] to enable it after a crash. [`figures`] is for people.
 
+pub mod awake;
 pub mod channel;
 pub mod figures;
 pub mod issue;

@@ -8,6 +8,7 @@
 //! thread, as it leaves the doorbells that one call has no room for.
 
 use crate::causes::with_causes;
+use crate::channels::awake::Awake;
 use crate::channels::channel::{ChannelControl, is_gone};
 use crate::channels::lookout::Alarm;
 use crate::clock::now_ns;
@@ -20,6 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tidegate_abi::rm::Status;
 use tidegate_node::batch::{Batch, Kick, Object, Via};
 use tidegate_node::journal::Journal;
@@ -91,6 +93,15 @@ impl ports::Issuer for Issuer {
     }
 }
 
+/// What an issue thread may do to run soon after an edge.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Haste {
+    /// Real-time priority.
+    pub fifo_priority: Option<i32>,
+    /// `channel.cpu_latency`
+    pub cpu_latency: Option<Duration>,
+}
+
 /// Starts the thread of one GPU; it ends when the sender is dropped.
 ///
 /// # Errors
@@ -100,14 +111,14 @@ pub fn start(
     control: Arc<dyn ChannelControl>,
     journal: Arc<Journal>,
     (mailbox, alarm): (Mailbox, Option<Alarm>),
-    fifo_priority: Option<i32>,
+    haste: Haste,
 ) -> std::io::Result<Issuer> {
     let (issuer, task_rx) = Issuer::bounded(QUEUE);
     let (raised, hears_bells) = (Arc::clone(&issuer.raised.0), issuer.hears_bells);
     std::thread::Builder::new()
         .name(format!("tg-issue-{gpu}"))
         .spawn(move || {
-            if let Some(priority) = fifo_priority {
+            if let Some(priority) = haste.fifo_priority {
                 // The control thread has found out whether this is allowed.
                 let _ = sys::schedule_fifo(priority);
             }
@@ -122,6 +133,7 @@ pub fn start(
                 waiting: RefCell::default(),
                 arms: RefCell::default(),
                 bells: RefCell::default(),
+                awake: RefCell::new(Awake::new(haste.cpu_latency)),
                 waitv: Cell::new(hears_bells),
             };
             let mut slices = Slices::default();
@@ -210,6 +222,8 @@ struct Thread<'a> {
     arms: RefCell<Arms>,
     /// What it sleeps on. Kept for their room.
     bells: RefCell<(Vec<(PageRef, u32)>, WaitSet)>,
+    /// How soon processors wake for them.
+    awake: RefCell<Awake>,
     /// The kernel has the call.
     waitv: Cell<bool>,
 }
@@ -274,6 +288,8 @@ impl Thread<'_> {
 
     /// Sleeps until a task comes or a doorbell rings.
     fn sleep(&self, raised: u32) {
+        let armed = self.waitv.get() && self.arms.borrow().is_armed();
+        self.awake.borrow_mut().set(armed);
         let (bells, set) = &mut *self.bells.borrow_mut();
         if bells.is_empty() {
             let _ = sys::futex_wait(self.raised, raised, None);

@@ -163,7 +163,7 @@ macro_rules! setting {
 }
 
 /// Every setting, in the order of its sections.
-pub static SETTINGS: [Setting; 57] = [
+pub static SETTINGS: [Setting; 58] = [
     setting!(
         "node.run_dir",
         Restart,
@@ -316,6 +316,11 @@ pub static SETTINGS: [Setting; 57] = [
         "channel.schedule_hold",
         NextAttach,
         time(tuning.schedule_hold, ms(10), ms(10_000))
+    ),
+    setting!(
+        "channel.cpu_latency",
+        Restart,
+        promised(tuning.cpu_latency, Duration::ZERO, ms(2))
     ),
     setting!(
         "channel.disable_retries",

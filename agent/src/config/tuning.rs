@@ -36,6 +36,8 @@ pub struct Tuning {
     /// `channel.schedule_hold`: how long a gated process' new channels wait to be put into the lists
     /// before they run ungated.
     pub schedule_hold: Duration,
+    /// `channel.cpu_latency`: how long a processor may take to wake while an order is armed; None: as long as it likes.
+    pub cpu_latency: Option<Duration>,
     /// `channel.disable_retries`: failed disables in a row after which a job's launches are gated
     /// instead.
     pub disable_retries: u32,
@@ -58,6 +60,7 @@ impl Default for Tuning {
             stall_after: ms(50),
             answer_within: ms(100),
             schedule_hold: Duration::from_secs(2),
+            cpu_latency: None,
             disable_retries: 3,
             keep_alive: ms(500),
             messages_per_second: 4_096,
