@@ -140,6 +140,9 @@ fn gsp(view: &View<'_>) -> Check {
     }
 }
 
+/// For so long online's group keeps a GPU on which another was made to yield, us: what CUDA asks for, on an H200.
+const TIMESLICE_US: u64 = 2_048;
+
 fn patch(view: &View<'_>) -> Check {
     const ID: &str = "driver-patch";
     if view.is_virtual() {
@@ -173,14 +176,22 @@ fn patch(view: &View<'_>) -> Check {
     }
     let state = branches::of_version(built).map_or(State::Other, |branch| branch.state(file.flags));
     match state {
-        State::Unpatched => Check::pass(
-            ID,
-            format!(
-                "not patched: the disables of {} wait for each other",
-                count(gpus, "GPU")
-            ),
-        )
-        .remedy("optional: driver-patch/README.md"),
+        State::Unpatched => {
+            let status = view.node.agent.status();
+            let calls = status.map_or(&[][..], |status| &status.gpus);
+            let calls = calls.iter().filter_map(|gpu| gpu.stop.as_ref()?.call_us);
+            let row: u64 = calls.sum();
+            let took = format!(", {:.1} ms by the self-test", row as f64 / 1e3);
+            let took = if row == 0 { "" } else { &took };
+            let first =
+                "channel.method = \"preempt+disable\" if each GPU has a process of its own, else ";
+            let first = if row > TIMESLICE_US { "" } else { first };
+            let gpus = count(gpus, "GPU");
+            let text = format!("not patched: the disables of {gpus} wait for each other{took}");
+            Check::pass(ID, text).remedy(format!(
+                "optional: {first}the patch; driver-patch/README.md"
+            ))
+        }
         State::Patched(_) => Check::pass(ID, state.to_string()),
         State::Other => Check::warn(
             ID,
@@ -452,6 +463,16 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("optional"), "{text}");
+        for (call_us, remedy) in [(700, "preempt+disable"), (1_100, "optional: the patch")] {
+            let (_, text) = outcome("driver-patch", |node| {
+                let mut gpu = v1::GpuStatus::default();
+                gpu.stop.get_or_insert_default().call_us = Some(call_us);
+                healthy::status(node).gpus = vec![gpu.clone(), gpu];
+                node.driver.file.as_mut().expect("a file").1.flags = 0x10108;
+            });
+            let together = format!("{:.1} ms", call_us as f64 / 500.0);
+            assert!(text.contains(&together) && text.contains(remedy), "{text}");
+        }
         assert!(flags(0x10118).1.contains("patched, variant B"));
         assert_eq!(flags(0x10118).0, Pass);
         assert_eq!(flags(0x10109).0, Warn);
