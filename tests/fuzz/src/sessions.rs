@@ -162,7 +162,7 @@ impl Word {
                 })
             }
             3 => Event::Requests(v1::Requests {
-                snapshot: self.long % 16 == 0,
+                snapshot: self.long.is_multiple_of(16),
                 set: Vec::new(),
                 forgotten: (0..many)
                     .map(|nth| u64::from(from.wrapping_add(nth)))
@@ -171,7 +171,7 @@ impl Word {
             4 | 5 => self.cache(),
             6 => Event::KvGone(v1::KvGone { kv: 1 + from % 32 }),
             _ => Event::Rm(v1::RmEvents {
-                snapshot: self.long % 2 == 0,
+                snapshot: self.long.is_multiple_of(2),
                 events: (0..many.min(4_000)).map(|nth| channel(from, nth)).collect(),
             }),
         }
@@ -180,7 +180,7 @@ impl Word {
     /// A cache in blocks of a stripe each; every second one has a hole.
     fn cache(&self) -> Event {
         let stripes = Self::power(self.many, 19);
-        let backed = if self.long % 2 == 0 { 0xff } else { 0x7f };
+        let backed = if self.long.is_multiple_of(2) { 0xff } else { 0x7f };
         Event::KvRegistered(v1::KvRegistered {
             kv: 1 + self.from % 32,
             world: 1,
