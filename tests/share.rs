@@ -1,8 +1,9 @@
-//! A share is a limit of every way to allocate, and an online allocation is paid for by who has a cache.
+//! A share is a limit of every way to allocate, an online allocation is paid for by who has a cache, and an engine that
+//! starts beside another sizes itself from what that leaves.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use tidegate_tests::elastic::Elastic;
 use tidegate_tests::engine::Engine;
@@ -20,11 +21,15 @@ struct Program {
 impl Program {
     fn start(node: &Node, role: &str, name: &str, args: &[&str]) -> Self {
         let mut command = node.preloaded(compile(name, &["-lcuda"]), role);
-        command.args(args).stdin(Stdio::piped());
+        command.args(args);
         if role == "offline" {
             command.env("SHARED", "1");
         }
-        let mut process = Running::start(name, &mut command);
+        Self::from_command(name, &mut command)
+    }
+
+    fn from_command(name: &str, command: &mut Command) -> Self {
+        let mut process = Running::start(name, command.stdin(Stdio::piped()));
         let stdin = process.child.stdin.take().expect("stdin is piped");
         let lines = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
         Self {
@@ -209,4 +214,119 @@ fn an_online_engine_wakes_beside_a_full_offline_cache_by_alloc() {
 #[test]
 fn an_online_engine_wakes_beside_a_full_offline_cache_by_create() {
     wakes("create");
+}
+
+/// What an engine that starts has to do, in this order (`apps/starter.c`).
+const STEPS: [&str; 6] = ["look", "load", "load", "load", "size", "make"];
+/// Of each third of the weights of an online and of an offline engine.
+const THIRD_MIB: [i64; 2] = [60, 20];
+const GPU_MIB: i64 = 512;
+const POOL_MIB: i64 = 448;
+/// The size of an engine's cache that has none: it did not come to that.
+const DIED: i64 = i64::MIN;
+
+/// In which order two that start at once come to their steps: 0 is the online one, 1 the offline one.
+fn order_of(start: u64) -> Vec<usize> {
+    let mut left = [STEPS.len(); 2];
+    let mut drawn = start.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut order = Vec::new();
+    while left != [0, 0] {
+        drawn = drawn
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let who = usize::from(drawn >> 40 & 1 == 1);
+        let who = if left[who] > 0 { who } else { 1 - who };
+        left[who] -= 1;
+        order.push(who);
+    }
+    order
+}
+
+/// What became of an engine.
+#[derive(Clone, Copy, Debug, Default)]
+struct Started {
+    steps: usize,
+    /// It has so much, MiB.
+    has: i64,
+    /// The cache that it sized.
+    cache: i64,
+    /// What the other had by then.
+    other: i64,
+    made: bool,
+}
+
+/// Two engines start at once.
+fn start_at_once(node: &Node, start: u64, shared: bool) -> [Started; 2] {
+    let mut engines = ["online", "offline"].map(|role| {
+        let mut command = node.preloaded(compile("starter", &["-lcuda"]), role);
+        let job = format!("starts-{}-{start}", node.device.pid());
+        command.env("TIDEGATE_JOB", job).arg("90");
+        if shared && role == "offline" {
+            command.env("SHARED", GPU_MIB.to_string());
+        }
+        let mut engine = Program::from_command("starter", &mut command);
+        assert_eq!(engine.ask(role), "0");
+        engine
+    });
+    let mut all = [Started::default(); 2];
+    for who in order_of(start) {
+        let (engine, other) = (&mut engines[who], all[1 - who].has);
+        let own = &mut all[who];
+        let step = STEPS[own.steps];
+        own.steps += 1;
+        if own.cache == DIED {
+            continue;
+        }
+        let says = if step == "load" {
+            engine.ask(&format!("load {}", THIRD_MIB[who]))
+        } else {
+            engine.ask(step)
+        };
+        match (step, says.as_str()) {
+            ("look", "0") => own.cache = DIED,
+            ("load", "0") => own.has += THIRD_MIB[who],
+            ("load", _) => own.cache = DIED,
+            ("size", says) => (own.cache, own.other) = (says.parse().expect("a number"), other),
+            ("make", "0") => (own.made, own.has) = (true, own.has + own.cache),
+            _ => {}
+        }
+        // Engines load for longer than it takes the agent to hear of it.
+        if shared && step == "load" && all.iter().all(|one| !one.made) {
+            let free = (POOL_MIB - all[0].has - all[1].has).cast_unsigned() * MIB;
+            wait_for("the books to know what was loaded", || {
+                let status = view::status(node);
+                (status["gpus"][0]["memory"]["free_bytes"] == free).then_some(())
+            });
+        }
+    }
+    engines.into_iter().for_each(Program::end);
+    all
+}
+
+/// P-MEMORY-33: an offline engine that starts while an online one does sizes itself from what is left.
+#[test]
+fn two_engines_that_start_at_once_leave_online_what_it_has_without_a_pool() {
+    let trusted = "[identity]\ntrust_env_uids = [\"self\"]\n";
+    let pool = format!("{trusted}[memory]\npool = \"448MiB\"\nheadroom_min = \"8MiB\"\n");
+    let gpu = GPU_MIB.to_string();
+    let node = |config: &str| Node::new(&["--memory-mib", &gpu], config);
+    let (apart, shared) = (node(trusted), node(&pool));
+    let (mut sized, mut alike) = (0, 0);
+    for start in 0..20 {
+        let without = start_at_once(&apart, start, false);
+        let [online, offline] = start_at_once(&shared, start, true);
+        let order = order_of(start);
+        let words = format!(
+            "start {start}, {order:?}: {online:?} and {offline:?}, without a pool {without:?}"
+        );
+        sized += u32::from(offline.cache != DIED);
+        let own = 3 * THIRD_MIB[1];
+        assert!(offline.cache <= GPU_MIB - own - offline.other, "{words}");
+        // Of its share less is asked for than of the GPU: it may start where it does not without a pool.
+        if (offline.cache == DIED, offline.made) == (without[1].cache == DIED, without[1].made) {
+            alike += 1;
+            assert!(online.cache >= without[0].cache, "{words}");
+        }
+    }
+    assert!(sized >= 10 && alike >= 10, "{sized} sized, {alike} alike");
 }

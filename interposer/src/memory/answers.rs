@@ -21,7 +21,6 @@ use crate::state::memory::kv::SHARED;
 use crate::{env, sys};
 use core::ffi::{c_int, c_void};
 use tidegate_abi::cuda::{CUcontext, CUdevice, CUdeviceptr, CUresult};
-use tidegate_abi::page::DEVICES;
 use tidegate_core::gate::Role;
 use tidegate_proto::v1::{self, client_event::Event};
 
@@ -333,27 +332,40 @@ pub fn shared(at: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
+/// What is shown of a device, and what others yield of it; `None`: what the driver says.
+fn room(device: usize, whole: Option<usize>) -> Option<(usize, usize, usize)> {
+    let process = known()?;
+    let shown = &process.memory.shown.sizes;
+    // One that is not attached yet may turn out to be offline, and is to see the same size then.
+    let asks_online = process.start.wished == Role::Online && shown.share_of(device).is_none();
+    if process.role() == Role::Online || asks_online {
+        return None;
+    }
+    let held = sys::lock(&process.memory.state).held_bytes(device);
+    let (size, left) = shown.room(device, whole.map(|bytes| bytes as u64), held)?;
+    shown.share_of(device)?;
+    let yields = shown.yields_of(device);
+    Some((size as usize, left as usize, yields as usize))
+}
+
 /// `cuMemGetInfo`.
 pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
-    let share = || {
-        let process = known()?;
+    if !result.is_ok() {
+        return result;
+    }
+    // SAFETY: null or the caller's places, which the driver has just written to.
+    let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
+    let whole = total.as_ref().map(|total| **total);
+    let shown = || {
         let (_, device) = current()?;
-        let share = process.memory.share_of(device)?;
-        let held = sys::lock(&process.memory.state).held_bytes(device);
-        let yields = process.memory.yields_of(device);
-        Some((share, share.saturating_sub(held), yields))
+        room(device, whole)
     };
-    if result.is_ok()
-        && let Some((share, left, yields)) = guarded(|| sys::keeping_errno(share)).flatten()
-    {
-        // SAFETY: null or the caller's places, which the driver has just written to.
-        unsafe {
-            if let Some(total) = total.as_mut() {
-                *total = (*total).min(share as usize);
-            }
-            if let Some(free) = free.as_mut() {
-                *free = free.saturating_add(yields as usize).min(left as usize);
-            }
+    if let Some((size, left, yields)) = guarded(|| sys::keeping_errno(shown)).flatten() {
+        if let Some(total) = total {
+            *total = size.min(*total);
+        }
+        if let Some(free) = free {
+            *free = free.saturating_add(yields).min(left);
         }
     }
     result
@@ -361,13 +373,13 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
 
 /// `cuDeviceTotalMem`.
 pub fn total(bytes: *mut usize, device: CUdevice, result: CUresult) -> CUresult {
-    let share = known()
-        .zip(usize::try_from(device).ok().filter(|at| *at < DEVICES))
-        .and_then(|(process, device)| process.memory.share_of(device));
-    if let (true, Some(share)) = (result.is_ok(), share) {
-        // SAFETY: null or the caller's place, which the driver has just written to.
-        if let Some(bytes) = unsafe { bytes.as_mut() } {
-            *bytes = (*bytes).min(share as usize);
+    // SAFETY: null or the caller's place, which the driver has just written to.
+    if result.is_ok()
+        && let Some(bytes) = unsafe { bytes.as_mut() }
+    {
+        let size = || room(usize::try_from(device).ok()?, Some(*bytes));
+        if let Some((size, ..)) = guarded(|| sys::keeping_errno(size)).flatten() {
+            *bytes = size.min(*bytes);
         }
     }
     result

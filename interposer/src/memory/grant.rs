@@ -62,7 +62,7 @@ impl Wants {
         let beyond = || {
             let process = known().filter(|process| process.role() == Role::Offline)?;
             let device = self.device()?;
-            let share = process.memory.share_of(device)?;
+            let share = process.memory.shown.sizes.share_of(device)?;
             let state = sys::lock(&process.memory.state);
             // What was taken of a cache is others' now, and that is no reason to refuse an engine its workspace.
             let held = if self.cache {

@@ -342,14 +342,8 @@ impl Talk {
             }
             Command::Share(share) => {
                 let slot = usize::try_from(share.slot).unwrap_or(usize::MAX);
-                for (places, bytes) in [
-                    (&memory.shown.yields, share.yields_bytes),
-                    (&memory.shown.share, share.total_bytes),
-                ] {
-                    if let Some(place) = places.get(slot) {
-                        place.store(bytes, Release);
-                    }
-                }
+                let sizes = &memory.shown.sizes;
+                sizes.set(slot, share.total_bytes, share.yields_bytes);
             }
             Command::BeatsWanted(_) => memory.beats.want(memory.inbox.session.load(Acquire)),
             Command::DemandAnswer(answer) => {

@@ -5,6 +5,7 @@
 //! * [`kv`]: the caches an engine registered, by stripe; [`placed`]: tensors over the blocks of an allocation.
 //! * [`marks`]: threads inside calls that may hold the driver's locks.
 //! * [`order`]: what the agent orders; [`heard`]: when it was last heard.
+//! * [`shown`]: what the application is shown of a device's memory.
 //! * [`keeper`], [`file`]: the memory that a job's processes share.
 //! * [`iterations`]: the page of an online engine's iterations.
 
@@ -18,5 +19,6 @@ pub mod kv;
 pub mod marks;
 pub mod order;
 pub mod placed;
+pub mod shown;
 pub mod state;
 pub mod vmm;

@@ -12,9 +12,10 @@ use super::kv::{Kv, Kvs};
 use super::marks::Marks;
 use super::order::{Open, Order};
 use super::placed::Arenas;
+use super::shown::Sizes;
 use crate::{log, sys};
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
@@ -127,10 +128,7 @@ pub(crate) struct Inbox {
 /// What the application is shown of each device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
-    /// As all there is; 0: what the driver says.
-    pub(crate) share: [AtomicU64; DEVICES],
-    /// What of it others give up as soon as it is allocated.
-    pub(crate) yields: [AtomicU64; DEVICES],
+    pub(crate) sizes: Sizes,
     /// What it has allocated changed, and the agent has not been told.
     pub(crate) usage_changed: AtomicBool,
 }
@@ -201,20 +199,6 @@ impl Memory {
     /// Entries of the job's log that the engine withholds.
     pub(crate) fn withheld(&self) -> u64 {
         self.log().map_or(0, |log| log.shared().withheld())
-    }
-
-    /// What the application may have of a device; `None`: what the driver says.
-    pub(crate) fn share_of(&self, device: usize) -> Option<u64> {
-        let share = self.shown.share.get(device)?.load(Relaxed);
-        (share != 0).then_some(share)
-    }
-
-    /// What of a device others give up as soon as it is allocated here.
-    pub(crate) fn yields_of(&self, device: usize) -> u64 {
-        self.shown
-            .yields
-            .get(device)
-            .map_or(0, |place| place.load(Relaxed))
     }
 
     /// Shows in a page how many requests are in flight.
