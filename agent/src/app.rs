@@ -99,8 +99,7 @@ pub fn run(options: &Options) -> Result<Ended, AppError> {
     let (choice, mps) = (found.choice.clone(), found.mps.clone());
     let fifo = tries_fifo();
     let (mailbox, inbox) = inbox::inbox();
-    let means = Means::found();
-    tracing::info!("the agent may have {means}");
+    let means = means();
     let yard = Yard::start(means.threads());
     let refusals = Arc::new(Refusals::telling(mailbox.clone()));
     let (sender, events) =
@@ -540,6 +539,12 @@ fn tries_fifo() -> bool {
 
 /// A GPU and its issue thread (none at L3 and L5).
 type Line = (NodeGpu, Option<Box<dyn ports::Issuer>>);
+
+fn means() -> Means {
+    let found = Means::found();
+    tracing::info!("the agent may have {found}");
+    found
+}
 
 /// What issue threads may do to run soon after an edge.
 fn haste(fifo: bool, config: &Config) -> Haste {
