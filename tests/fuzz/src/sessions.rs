@@ -180,7 +180,11 @@ impl Word {
     /// A cache in blocks of a stripe each; every second one has a hole.
     fn cache(&self) -> Event {
         let stripes = Self::power(self.many, 19);
-        let backed = if self.long.is_multiple_of(2) { 0xff } else { 0x7f };
+        let backed = if self.long.is_multiple_of(2) {
+            0xff
+        } else {
+            0x7f
+        };
         Event::KvRegistered(v1::KvRegistered {
             kv: 1 + self.from % 32,
             world: 1,
