@@ -394,6 +394,12 @@ fn is_gated(node: &Node, libraries: &[&Path]) {
     let processes = status["processes"].as_array().expect("a list");
     let of_it = |process: &&serde_json::Value| process["pid"] == pid[0];
     assert_eq!(processes.iter().filter(of_it).count(), 1, "{status}");
+    let events = node.tidegate(&["events", "--output", "json"]);
+    let events = String::from_utf8(events.stdout).expect("text");
+    let attached = |line: &&str| {
+        line.contains("\"attached\"") && line.contains(&format!("\"pid\":{}", pid[0]))
+    };
+    assert_eq!(events.lines().filter(attached).count(), 1, "{events}");
 }
 
 /// P-LIBRARY-2: every way to the driver is seen, no other program is touched.

@@ -13,7 +13,6 @@
 //! that opens no driver file nothing at all.
 
 use crate::elf;
-use crate::real::loader;
 use crate::state::activity::registry::Contexts;
 use crate::state::activity::slots::{self, PAGE};
 use crate::state::activity::streams::StreamDevices;
@@ -21,7 +20,6 @@ use crate::state::activity::turns::Turns;
 use crate::state::memory::state::Memory;
 use crate::state::objects::Rm;
 use crate::{clock, env, sys};
-use core::ffi::c_void;
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -304,9 +302,9 @@ const READY: u32 = 2;
 
 /// Whether another copy of the library comes first in the search order: it has the application's calls.
 fn is_second_copy() -> bool {
-    let first = elf::object_of(loader::real_dlsym(libc::RTLD_DEFAULT, c"tidegate_hooks"));
-    let own = elf::object_of(is_second_copy as *const c_void);
-    first.is_some_and(|first| own.is_some_and(|own| own != first))
+    // dlsym finds this library's own, since it is linked with -Bsymbolic.
+    let other = elf::function(c"tidegate_hooks");
+    !other.is_null() && elf::is_before_own(other)
 }
 
 /// Whether `TIDEGATE_DISABLE`, or another copy of it, keeps the library out.
