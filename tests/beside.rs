@@ -1,7 +1,7 @@
 //! Leases where all parts meet: the agent that ships, an online program and a trainer with the library that ships. What ran
 //! is the device's word. What was granted and taken away is read off the agent's recording, which is made again meanwhile.
 
-use tidegate_tests::pair::{Lease, Pair};
+use tidegate_tests::pair::Pair;
 use tidegate_tests::wait_for;
 use tidegate_tests::watch::Testimony;
 use tidegate_vgpu::history::Kind;
