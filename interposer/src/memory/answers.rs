@@ -373,10 +373,11 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
 
 /// `cuDeviceTotalMem`.
 pub fn total(bytes: *mut usize, device: CUdevice, result: CUresult) -> CUresult {
+    if !result.is_ok() {
+        return result;
+    }
     // SAFETY: null or the caller's place, which the driver has just written to.
-    if result.is_ok()
-        && let Some(bytes) = unsafe { bytes.as_mut() }
-    {
+    if let Some(bytes) = unsafe { bytes.as_mut() } {
         let size = || room(usize::try_from(device).ok()?, Some(*bytes));
         if let Some((size, ..)) = guarded(|| sys::keeping_errno(size)).flatten() {
             *bytes = size.min(*bytes);
