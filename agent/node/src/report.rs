@@ -265,7 +265,7 @@ fn of_memory(report: Report, members: &Members) -> Notice {
             gpu: Some(gpu),
             ..of_session("denied", session)
         }
-        .saying(format!("{} MiB are not to be had in time", bytes.0 >> 20)),
+        .saying(format!("{} MiB cannot be freed in time", bytes.0 >> 20)),
         _ => Notice::default(),
     }
 }

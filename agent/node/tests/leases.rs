@@ -474,7 +474,7 @@ fn processes_of_one_job_have_leases_in_turn() {
     assert_eq!(order, [1; 5], "it is gone");
 }
 
-/// P-LEASE-8: an online process beside a trainer that works and reports no iterations is told of once, with what to do.
+/// P-LEASE-8: an online process beside a trainer that works and reports no iterations is reported once, with what to do.
 #[test]
 fn who_works_and_reports_no_iterations_is_told_of_once() {
     let mut node = Node::new(Some(LEASING));

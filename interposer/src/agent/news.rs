@@ -1,4 +1,4 @@
-//! What the agent was told of this process in this session, and what is news to it.
+//! What the agent knows of this process in this session, and what is new to it.
 
 use super::messages::{event, hook_rows, record};
 use super::upstream::Upstream;
@@ -23,7 +23,7 @@ pub struct News {
     rows: &'static [Row],
     /// The client, and the application's descriptor, whose control file the agent was given.
     control: Option<(u32, i32)>,
-    /// The UVM descriptor the agent was told of.
+    /// The UVM descriptor that the agent knows.
     uvm: Option<i32>,
     devices: u32,
     waiting: bool,

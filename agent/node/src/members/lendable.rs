@@ -11,12 +11,12 @@ use tidegate_policy::lease::event::{LeaseEvent, Unit};
 use tidegate_policy::lending::{Offers, Service};
 use tidegate_policy::no_lease::NoLease;
 
-/// An online process that was asked for its iterations, launches, and reports none for so long, is told of. A step of an
-/// engine is over by then.
+/// The agent reports an online process that was asked for its iterations, launches, and reports none for this long. A step
+/// of an engine is over by then.
 const SILENT_NS: u64 = 10_000_000_000;
 
 impl Session {
-    /// What it offers, as policy is told of it.
+    /// What it offers, as policy hears it.
     pub(super) fn unit(&self) -> Unit {
         Unit {
             key: self.lease.key(),
@@ -56,7 +56,7 @@ impl Session {
         followers.any(crate::beats::Follower::knows_batch)
     }
 
-    /// What has to be told of an online process beside which no lease can be given, once.
+    /// What to report, once, about an online process beside which no lease can be given.
     fn silent(&mut self, now: u64) -> Option<NoLease> {
         if self.lease.silence.told {
             return None;

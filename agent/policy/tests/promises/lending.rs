@@ -1,4 +1,5 @@
-//! What people are told of leases: why a trainer has none, what never fits, and a promise that online alone does not keep.
+//! What the agent says about leases: why a trainer has none, which unit never fits, and which promise online alone does not
+//! keep.
 
 use crate::beside::{
     ENGINE, GPU, ITERATION, JOB, LEASING, MS, NEXT, UNIT, beat, config, decoding, give_back, next,
