@@ -240,14 +240,15 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
 
     /// Appends an entry for which there is room.
     ///
-    /// Only an entry of the lap before is replaced: of a slot that was looked for long ago, another may have been written
-    /// since, laps later.
+    /// Of a slot that was looked for long ago, another rank may have written since, laps later. Where the head still stands
+    /// at the slot after it was read, what was read there is of no later lap; and what no rank wrote is replaced, too.
     fn append(&self, news: News) {
         loop {
-            let (slot, lap) = self.slot(self.help());
-            let old = slot.load(Acquire);
-            let is_next = lap_of(old) == lap_of(NOTHING.encode(lap.wrapping_sub(1)));
-            if is_next && slot.compare_exchange(old, news.encode(lap)).is_ok() {
+            let number = self.help();
+            let (slot, lap) = self.slot(number);
+            let (old, new) = (slot.load(Acquire), news.encode(lap));
+            let is_free = lap_of(old) != lap_of(new) && self.head.load(Acquire) == number;
+            if is_free && slot.compare_exchange(old, new).is_ok() {
                 self.help();
                 return;
             }
