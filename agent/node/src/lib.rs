@@ -1,24 +1,24 @@
-//! The shell around Tidegate's policy: everything between what a node hears and what it does, without
-//! IO, clock or threads.
+//! The shell around Tidegate's policy: everything between what a node receives and what it does, without IO, clock or
+//! threads.
 //!
-//! [`Shell`] is turned by whoever owns the world: the agent's control thread, a simulation, a test. It
-//! hears [`Input`]s and reads the pages of processes, steps the policy, and says through its
-//! [`ports`] what is to be done.
+//! A host drives the [`Shell`]: the agent's control thread, a simulation or a test. The shell takes [`Input`]s, reads the
+//! pages of processes and steps the policy. It acts only through its [`ports`].
 //!
 //! ```text
 //!   Input --> turn --> shell (the router) --> policy: step(event) -> effects
 //!                        |  ^
-//!              asks of   v  | Request: what has to happen elsewhere
-//!     members   who is attached; their devices, RM clients, channels, scheduling calls
+//!             lends to   v  | Request: what has to happen elsewhere
+//!     members   the attached processes: their devices, RM clients, channels and scheduling calls
 //!     lanes     one job on one GPU: prepared calls, orders and answers, launch gates
-//!     proofs    whose an RM client is, asked again and again
-//!     memory    what processes say of their memory, and what they are ordered
-//!     leases    which process holds a lease, and what its words say
-//!     adoption  places in the journal, and channels that nobody claims
+//!     proofs    ownership checks: which process owns which RM client
+//!     memory    what processes report of their memory, and the orders to them
+//!     leases    which process holds the lease of a GPU, and what its page says of it
+//!     adoption  places in the journal, and channels that no process has claimed yet
 //! ```
 //!
-//! Parts know each other only downwards (`shell > report > proofs, memory, leases > lanes > members > gpus,
-//! adoption, session > task, batch, journal, page`); upwards they ask by a request. [`task`] holds the rules of a GPU's issue thread, which is outside.
+//! A part uses only parts further down (`shell > report > proofs, memory, leases > lanes > members > gpus, adoption,
+//! session > task, batch, journal, page`). For anything further up it returns a request. [`task`] contains the rules of a
+//! GPU's issue thread, which runs outside of the shell.
 #![forbid(unsafe_code)]
 
 mod adoption;

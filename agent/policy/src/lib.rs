@@ -1,31 +1,44 @@
 //! When offline work may run: pure decisions, no IO, no clock.
 //!
-//! The shell (the agent, a property test, the simulator) owns one [`node::Node`], stamps `now`,
-//! feeds it [`event::Event`]s and carries out the [`effect::Effect`]s it pushes, in order. There is
-//! no error in here, only events: an order that failed comes back as one.
+//! The shell (driven by the agent, a test or a simulation) owns one [`node::Node`]. It stamps `now`, passes
+//! [`event::Event`]s to the node, and carries out the resulting [`effect::Effect`]s in their order. Policy returns no
+//! errors: an order that failed comes back as an event.
 //!
 //! ```text
-//!   doorbell, acks, sessions, operator, timer
-//!        | Event, now                                        gap     decode gaps -> cooldown
-//!        |                                                   patience, forecast: a return's cost -> cooldown
-//!        v                                                   gate    busy, idle, cooldown -> open
-//!   Node::step(&mut self, event, now, &mut Vec<Effect>)      online  processes -> busy, gaps
-//!        |                                                   job     gates -> orders to a gang
-//!        v Effect                                            charge  preemptions -> per request
-//!   issue threads, gate words, timer, log                    fair    jobs that share GPUs -> whose turn
-//!                                                            node    all of it, one step
+//!   doorbell, answers, sessions, operator, timer
+//!        | Event, now
+//!        v
+//!   Node::step(&mut self, event, now, &mut Vec<Effect>)
+//!        |
+//!        v Effect
+//!   issue threads, launch gates, timer, log
 //! ```
 //!
-//! [`fair`] is in force with [`config::FairMode::Turns`], the usual of what `fair.mode` chooses.
-//! [`placement`] says what share of its throughput an offline job would get on a node, from the node's history,
-//! and [`tend`] what is done about one that gets less than it was promised.
-//! [`lease`] decides how much of a trainer runs beside online, where [`config::Config::leases`] says what online
-//! promised, and [`resident`] says how many of its layers stay on the GPU there.
+//! | file | what it decides |
+//! |---|---|
+//! | [`node`] | combines all of the files below in one step |
+//! | `online` | which online processes are busy on which GPU |
+//! | [`gap`] | the cooldown: which idle times are decode gaps, and how long the longest is |
+//! | [`patience`], [`forecast`] | with `[slo]`: how long online must be idle until a preemption is worth its cost |
+//! | [`gate`] | whether offline may run on one GPU |
+//! | `job` | which orders one job gets, on all of its GPUs together |
+//! | `charge` | which request a preemption counts for |
+//! | [`fair`] | which of several offline jobs has its quantum (`fair.mode`), or which timeslice each gets |
+//! | [`memory`] | whose memory is taken, and who gets it |
+//! | [`ledger`] | who holds each byte of a GPU's pool |
+//! | [`reserve`], [`budget`] | how much memory online keeps mapped ahead of need, and how often it may run short |
+//! | [`select`], [`holders`] | which stripes of a job are taken: those that cost the fewest tokens |
+//! | [`reclaim`] | the steps of taking stripes from one job and giving them back |
+//! | [`lease`] | how much of a trainer runs between two iterations of online |
+//! | [`resident`] | how many layers of a trainer stay on the GPU |
+//! | [`placement`] | which share of its throughput a job would get on a node, from the node's history |
+//! | [`tend`] | whether a job that gets less than promised is moved |
+//! | [`words`] | no decisions: events, effects, settings and views as plain data |
 //!
-//! Words: an *edge* is online going idle -> busy (busy edge) or back. A *decode gap* is the idle
-//! time between two iterations of the same request; the *cooldown* is twice the longest one. A
-//! *job* is a gang: all its processes on all their GPUs are disabled and enabled together. A
-//! *preemption* is a disable, caused by a busy edge, while offline ran.
+//! Terms: an *edge* is the moment at which online goes from idle to busy (busy edge) or back. A *decode gap* is the
+//! idle time between two iterations of the same request. The *cooldown* is twice the longest decode gap. A *job* is a
+//! gang: all of its processes, on all of their GPUs, are disabled and enabled together. A *preemption* is a disable
+//! that a busy edge caused while offline ran.
 #![forbid(unsafe_code)]
 
 pub mod budget;
