@@ -100,12 +100,16 @@ impl Own {
     }
 }
 
-/// Level and method by the measurements that the personality plays.
-const fn means(personality: Personality, broken: Break) -> (Level, Method) {
+/// Level and method by the measurements that the personality plays. Where a disable alone stops what runs, every fifth
+/// schedule preempts before it disables, as an operator may set it.
+const fn means(personality: Personality, broken: Break, seed: u64) -> (Level, Method) {
     if matches!(broken, Break::DisableOnly) {
         return (Level::L1, Method::Disable);
     }
     match personality {
+        Personality::Evicts | Personality::RefusesForeign if seed % 5 == 2 => {
+            (Level::L1, Method::PreemptFirst)
+        }
         Personality::Evicts | Personality::RefusesForeign | Personality::KernelEnd => {
             (Level::L1, Method::Disable)
         }
@@ -130,7 +134,7 @@ impl Gate {
         } = played;
         let mut dice = Dice::new(seed);
         let mut script = Script::draw(&mut dice);
-        let (level, method) = means(personality, broken);
+        let (level, method) = means(personality, broken, seed);
         let mut config = Config::default();
         if broken == Break::NoCooldown {
             config.cooldown = Cooldown::Fixed(Duration::ZERO);
