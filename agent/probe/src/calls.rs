@@ -90,18 +90,36 @@ pub struct Scene {
     event: Handle,
     /// Happened long ago, twice.
     past: [Handle; 2],
-    memory: u64,
-    pinned: u64,
-    pageable: Vec<u8>,
-    graph: Handle,
-    exec: Handle,
+    memory: Memory,
+    graph: Graph,
     pool: Handle,
     module: Handle,
-    reserved: u64,
-    handle: u64,
+    mapping: Mapping,
     /// What the row at hand uses up, or makes.
     spare: u64,
     other: u64,
+}
+
+/// [`BYTES`] of each kind of memory.
+#[derive(Debug)]
+struct Memory {
+    device: u64,
+    pinned: u64,
+    pageable: Vec<u8>,
+}
+
+/// An empty graph, and one that launches a kernel.
+#[derive(Debug)]
+struct Graph {
+    empty: Handle,
+    exec: Handle,
+}
+
+/// A range of addresses and the memory that is mapped there, 2 MiB each.
+#[derive(Debug)]
+struct Mapping {
+    at: u64,
+    handle: u64,
 }
 
 /// Makes one call, whose parameters have the sizes that cudarc gives them; nanoseconds it took. What is not finished yet is an answer like another.
@@ -196,16 +214,16 @@ rows! {
     };
     Query "cuMemGetAddressRange_v2" => |s| {
         let (mut base, mut bytes) = (0_u64, 0_usize);
-        call!(cuMemGetAddressRange_v2(*mut u64 = &raw mut base, *mut usize = &raw mut bytes, u64 = s.memory))
+        call!(cuMemGetAddressRange_v2(*mut u64 = &raw mut base, *mut usize = &raw mut bytes, u64 = s.memory.device))
     };
     Query "cuPointerGetAttribute" => |s| {
         // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         let mut kind = 0_u32;
-        call!(cuPointerGetAttribute(Pointer = from_mut(&mut kind).cast(), c_int = 2, u64 = s.memory))
+        call!(cuPointerGetAttribute(Pointer = from_mut(&mut kind).cast(), c_int = 2, u64 = s.memory.device))
     };
     Query "cuMemHostGetDevicePointer_v2" => |s| {
         let mut at = 0_u64;
-        call!(cuMemHostGetDevicePointer_v2(*mut u64 = &raw mut at, Pointer = s.pinned as Pointer, c_uint = 0))
+        call!(cuMemHostGetDevicePointer_v2(*mut u64 = &raw mut at, Pointer = s.memory.pinned as Pointer, c_uint = 0))
     };
     Query "cuMemGetAllocationGranularity" => |s| {
         let (mut bytes, properties) = (0_usize, s.properties(0));
@@ -247,42 +265,42 @@ rows! {
     };
     Launch "cuLaunchHostFunc" => |s|
         call!(cuLaunchHostFunc(Handle = s.busy, extern "C" fn(Pointer) = host_function, Pointer = null_mut()));
-    Launch "cuGraphLaunch, busy" => |s| call!(cuGraphLaunch(Handle = s.exec, Handle = s.busy));
-    Launch "cuGraphLaunch, idle" [Scene::fresh_stream] => |s| call!(cuGraphLaunch(Handle = s.exec, Handle = s.spare as Handle));
-    Launch "cuGraphUpload" [Scene::fresh_stream] => |s| call!(cuGraphUpload(Handle = s.exec, Handle = s.spare as Handle));
-    Launch "cuStreamWriteValue32_v2" => |s| call!(cuStreamWriteValue32_v2(Handle = s.busy, u64 = s.memory, u32 = 1, c_uint = 0));
+    Launch "cuGraphLaunch, busy" => |s| call!(cuGraphLaunch(Handle = s.graph.exec, Handle = s.busy));
+    Launch "cuGraphLaunch, idle" [Scene::fresh_stream] => |s| call!(cuGraphLaunch(Handle = s.graph.exec, Handle = s.spare as Handle));
+    Launch "cuGraphUpload" [Scene::fresh_stream] => |s| call!(cuGraphUpload(Handle = s.graph.exec, Handle = s.spare as Handle));
+    Launch "cuStreamWriteValue32_v2" => |s| call!(cuStreamWriteValue32_v2(Handle = s.busy, u64 = s.memory.device, u32 = 1, c_uint = 0));
     Launch "cuMemcpyHtoDAsync_v2, pinned" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory.device, Pointer = s.memory.pinned as Pointer, usize = MIB, Handle = s.spare as Handle));
     Copy "cuMemcpyHtoDAsync_v2, pageable 4 KiB" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory.device, Pointer = s.page(), usize = 4 * KIB, Handle = s.spare as Handle));
     Copy "cuMemcpyHtoDAsync_v2, pageable 1 MiB" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory, Pointer = s.page(), usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyHtoDAsync_v2(u64 = s.memory.device, Pointer = s.page(), usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyDtoHAsync_v2, pinned" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyDtoHAsync_v2(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoHAsync_v2(Pointer = s.memory.pinned as Pointer, u64 = s.memory.device, usize = MIB, Handle = s.spare as Handle));
     Copy "cuMemcpyDtoHAsync_v2, pageable" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyDtoHAsync_v2(Pointer = s.page(), u64 = s.memory, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoHAsync_v2(Pointer = s.page(), u64 = s.memory.device, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyDtoDAsync_v2" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyDtoDAsync_v2(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyDtoDAsync_v2(u64 = s.memory.device, u64 = s.memory.device + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemcpyAsync" [Scene::fresh_stream] => |s|
-        call!(cuMemcpyAsync(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemcpyAsync(u64 = s.memory.device, u64 = s.memory.device + 2 * MIB as u64, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemsetD8Async" [Scene::fresh_stream] => |s|
-        call!(cuMemsetD8Async(u64 = s.memory, u8 = 0, usize = MIB, Handle = s.spare as Handle));
+        call!(cuMemsetD8Async(u64 = s.memory.device, u8 = 0, usize = MIB, Handle = s.spare as Handle));
     Launch "cuMemsetD32Async" [Scene::fresh_stream] => |s|
-        call!(cuMemsetD32Async(u64 = s.memory, c_uint = 0, usize = KIB, Handle = s.spare as Handle));
+        call!(cuMemsetD32Async(u64 = s.memory.device, c_uint = 0, usize = KIB, Handle = s.spare as Handle));
     Launch "cuMemsetD2D8Async" [Scene::fresh_stream] => |s|
-        call!(cuMemsetD2D8Async(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8, Handle = s.spare as Handle));
+        call!(cuMemsetD2D8Async(u64 = s.memory.device, usize = KIB, u8 = 0, usize = 64, usize = 8, Handle = s.spare as Handle));
 
-    Copy "cuMemcpyHtoD_v2, pageable 4 KiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.page(), usize = 4 * KIB));
-    Copy "cuMemcpyHtoD_v2, pageable 1 MiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.page(), usize = MIB));
-    Copy "cuMemcpyHtoD_v2, pinned" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory, Pointer = s.pinned as Pointer, usize = MIB));
-    Copy "cuMemcpyDtoH_v2, pageable" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.page(), u64 = s.memory, usize = MIB));
-    Copy "cuMemcpyDtoH_v2, pinned" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.pinned as Pointer, u64 = s.memory, usize = MIB));
-    Copy "cuMemcpyDtoD_v2" => |s| call!(cuMemcpyDtoD_v2(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
-    Copy "cuMemcpy" => |s| call!(cuMemcpy(u64 = s.memory, u64 = s.memory + 2 * MIB as u64, usize = MIB));
-    Copy "cuMemsetD8_v2" => |s| call!(cuMemsetD8_v2(u64 = s.memory, u8 = 0, usize = MIB));
-    Copy "cuMemsetD16_v2" => |s| call!(cuMemsetD16_v2(u64 = s.memory, u16 = 0, usize = KIB));
-    Copy "cuMemsetD32_v2" => |s| call!(cuMemsetD32_v2(u64 = s.memory, c_uint = 0, usize = KIB));
-    Copy "cuMemsetD2D8_v2" => |s| call!(cuMemsetD2D8_v2(u64 = s.memory, usize = KIB, u8 = 0, usize = 64, usize = 8));
+    Copy "cuMemcpyHtoD_v2, pageable 4 KiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory.device, Pointer = s.page(), usize = 4 * KIB));
+    Copy "cuMemcpyHtoD_v2, pageable 1 MiB" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory.device, Pointer = s.page(), usize = MIB));
+    Copy "cuMemcpyHtoD_v2, pinned" => |s| call!(cuMemcpyHtoD_v2(u64 = s.memory.device, Pointer = s.memory.pinned as Pointer, usize = MIB));
+    Copy "cuMemcpyDtoH_v2, pageable" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.page(), u64 = s.memory.device, usize = MIB));
+    Copy "cuMemcpyDtoH_v2, pinned" => |s| call!(cuMemcpyDtoH_v2(Pointer = s.memory.pinned as Pointer, u64 = s.memory.device, usize = MIB));
+    Copy "cuMemcpyDtoD_v2" => |s| call!(cuMemcpyDtoD_v2(u64 = s.memory.device, u64 = s.memory.device + 2 * MIB as u64, usize = MIB));
+    Copy "cuMemcpy" => |s| call!(cuMemcpy(u64 = s.memory.device, u64 = s.memory.device + 2 * MIB as u64, usize = MIB));
+    Copy "cuMemsetD8_v2" => |s| call!(cuMemsetD8_v2(u64 = s.memory.device, u8 = 0, usize = MIB));
+    Copy "cuMemsetD16_v2" => |s| call!(cuMemsetD16_v2(u64 = s.memory.device, u16 = 0, usize = KIB));
+    Copy "cuMemsetD32_v2" => |s| call!(cuMemsetD32_v2(u64 = s.memory.device, c_uint = 0, usize = KIB));
+    Copy "cuMemsetD2D8_v2" => |s| call!(cuMemsetD2D8_v2(u64 = s.memory.device, usize = KIB, u8 = 0, usize = 64, usize = 8));
 
     Memory "cuMemAlloc_v2, 4 KiB" => |s| call!(cuMemAlloc_v2(*mut u64 = &raw mut s.spare, usize = 4 * KIB));
     Memory "cuMemAlloc_v2, 64 MiB" => |s| call!(cuMemAlloc_v2(*mut u64 = &raw mut s.spare, usize = 64 * MIB));
@@ -316,12 +334,12 @@ rows! {
         let properties = s.properties(0);
         call!(cuMemCreate(*mut u64 = &raw mut s.spare, usize = 2 * MIB, *const Properties = &raw const properties, u64 = 0))
     };
-    Vmm "cuMemMap" [Scene::unmapped] => |s| call!(cuMemMap(u64 = s.reserved, usize = 2 * MIB, usize = 0, u64 = s.handle, u64 = 0));
-    Vmm "cuMemSetAccess" [Scene::mapped] => |s| s.access(s.reserved);
-    Vmm "cuMemUnmap" [Scene::mapped] => |s| call!(cuMemUnmap(u64 = s.reserved, usize = 2 * MIB));
+    Vmm "cuMemMap" [Scene::unmapped] => |s| call!(cuMemMap(u64 = s.mapping.at, usize = 2 * MIB, usize = 0, u64 = s.mapping.handle, u64 = 0));
+    Vmm "cuMemSetAccess" [Scene::mapped] => |s| s.access(s.mapping.at);
+    Vmm "cuMemUnmap" [Scene::mapped] => |s| call!(cuMemUnmap(u64 = s.mapping.at, usize = 2 * MIB));
     Vmm "cuMemRelease" [Scene::fresh_handle] => |s| call!(cuMemRelease(u64 = s.spare));
     Vmm "cuMemRetainAllocationHandle" [Scene::mapped] => |s|
-        call!(cuMemRetainAllocationHandle(*mut u64 = &raw mut s.spare, u64 = s.reserved));
+        call!(cuMemRetainAllocationHandle(*mut u64 = &raw mut s.spare, u64 = s.mapping.at));
     Vmm "cuMemExportToShareableHandle" [Scene::exportable] => |s| {
         let mut fd: c_int = -1;
         call!(cuMemExportToShareableHandle(Pointer = from_mut(&mut fd).cast(), u64 = s.spare, c_int = DESCRIPTOR, u64 = 0))
@@ -338,7 +356,7 @@ rows! {
     Stream "cuStreamEndCapture" [Scene::capturing] => |s|
         call!(cuStreamEndCapture(Handle = s.spare as Handle, *mut u64 = &raw mut s.other));
     Stream "cuGraphCreate" => |s| call!(cuGraphCreate(*mut u64 = &raw mut s.spare, c_uint = 0));
-    Stream "cuGraphInstantiateWithFlags" => |s| call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut s.spare, Handle = s.graph, u64 = 0));
+    Stream "cuGraphInstantiateWithFlags" => |s| call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut s.spare, Handle = s.graph.empty, u64 = 0));
     Stream "cuGraphExecDestroy" [Scene::fresh_exec] => |s| call!(cuGraphExecDestroy(Handle = s.spare as Handle));
     Stream "cuGraphDestroy" [Scene::fresh_graph] => |s| call!(cuGraphDestroy(Handle = s.spare as Handle));
 
@@ -400,21 +418,27 @@ impl Scene {
             idle,
             event: cuda.event(NO_TIMING)?,
             past,
-            memory: cuda.alloc(BYTES as u64)?,
-            pinned: cuda.alloc_host(BYTES as u64)?,
-            pageable: vec![0; BYTES],
-            graph: 0,
-            exec: cuda.graph(recorder, || cuda.launch(recorder, empty))?,
+            memory: Memory {
+                device: cuda.alloc(BYTES as u64)?,
+                pinned: cuda.alloc_host(BYTES as u64)?,
+                pageable: vec![0; BYTES],
+            },
+            graph: Graph {
+                empty: 0,
+                exec: cuda.graph(recorder, || cuda.launch(recorder, empty))?,
+            },
             pool: 0,
             module: cuda.module(PTX)?,
-            reserved: cuda.reserve(2 * MIB as u64)?,
-            handle: cuda.create(device, 2 * MIB as u64)?,
+            mapping: Mapping {
+                at: cuda.reserve(2 * MIB as u64)?,
+                handle: cuda.create(device, 2 * MIB as u64)?,
+            },
             spare: 0,
             other: 0,
         };
         // Where a driver has no graphs or pools, their rows say so.
         let _ = scene.fresh_graph();
-        scene.graph = scene.spare as Handle;
+        scene.graph.empty = scene.spare as Handle;
         let _ = scene.fresh_pool();
         scene.pool = scene.spare as Handle;
         Ok(scene)
@@ -450,12 +474,12 @@ impl Scene {
     }
 
     fn page(&mut self) -> Pointer {
-        self.pageable.as_mut_ptr().cast()
+        self.memory.pageable.as_mut_ptr().cast()
     }
 
     /// A whole page within the pageable memory.
     fn aligned(&mut self) -> Pointer {
-        let at = self.pageable.as_mut_ptr() as usize + 2 * MIB;
+        let at = self.memory.pageable.as_mut_ptr() as usize + 2 * MIB;
         ((at + 4095) & !4095) as Pointer
     }
 

@@ -177,6 +177,17 @@ pub struct CooldownRecord {
     pub woken_in_gap: u64,
 }
 
+/// What placement reads of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The agent's history, slice by slice.
+    pub history: Vec<Slice>,
+    /// When its gate was open: from, to, in ns.
+    pub gates: Vec<(u64, u64)>,
+    /// Offline tokens kept in each slice.
+    pub by_slice: Vec<u64>,
+}
+
 /// Everything one replay gave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -207,12 +218,8 @@ pub struct Outcome {
     pub faults: u64,
     /// Spans, if they were asked for, in order of their start.
     pub timeline: Vec<Span>,
-    /// What the agent kept for placement, slice by slice, if it was asked for.
-    pub history: Vec<Slice>,
-    /// When its gate was open meanwhile: from, to, in ns.
-    pub gates: Vec<(u64, u64)>,
-    /// Offline tokens kept in each of those slices.
-    pub offline_by_slice: Vec<u64>,
+    /// For placement, if it was asked for.
+    pub placement: Placement,
 }
 
 impl Outcome {

@@ -132,7 +132,7 @@ impl Latencies {
         Self {
             ttft: Spread::of(each.iter().map(|both| both.0).collect()),
             tpot: Spread::of(further.map(ms).collect()),
-            late_decodes: run.decodes.1 as f64 / run.decodes.0.max(1) as f64,
+            late_decodes: run.iterations.late as f64 / run.iterations.decodes.max(1) as f64,
             each,
         }
     }

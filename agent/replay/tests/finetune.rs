@@ -85,7 +85,7 @@ fn a_gate_alone_harvests_what_it_did() {
             old / 1e9,
             new / 1e9,
             after.length.as_secs_f64(),
-            after.iterations
+            after.iterations.all
         );
         assert!(
             (new / old - 1.0).abs() <= 0.001,
@@ -450,25 +450,31 @@ fn a_gpu_that_changes_is_learnt_within_a_hundred_iterations() {
             .nth(100)
             .expect("more than a hundred");
         let (early, late): (Vec<u64>, Vec<u64>) = ran
+            .iterations
             .late_at
             .iter()
             .filter(|late| **late > at)
             .partition(|late| **late <= hundredth);
-        let allowed = ran.decodes.0 as usize / 1_000;
+        let allowed = ran.iterations.decodes as usize / 1_000;
         println!(
             "{before} to {after}: {} of {} decodes late, {} in the hundred after it, {} later; {:.0} tokens/s",
-            ran.decodes.1,
-            ran.decodes.0,
+            ran.iterations.late,
+            ran.iterations.decodes,
             early.len(),
             late.len(),
             ran.trained_per_s()
         );
         assert!(
-            ran.trained > 0 && ran.shared > 1_000,
+            ran.trained > 0 && ran.iterations.shared > 1_000,
             "an empty run: {} shared",
-            ran.shared
+            ran.iterations.shared
         );
-        assert!(late.len() <= allowed, "{} of {}", late.len(), ran.decodes.0);
+        assert!(
+            late.len() <= allowed,
+            "{} of {}",
+            late.len(),
+            ran.iterations.decodes
+        );
     }
 }
 

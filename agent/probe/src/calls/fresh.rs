@@ -103,20 +103,20 @@ impl Scene {
 
     pub(super) fn unmapped(&mut self) -> Result {
         // Nothing may be there, which is as well.
-        let _: Result<u64> = call!(cuMemUnmap(u64 = self.reserved, usize = 2 * MIB));
+        let _: Result<u64> = call!(cuMemUnmap(u64 = self.mapping.at, usize = 2 * MIB));
         Ok(())
     }
 
     pub(super) fn mapped(&mut self) -> Result {
         self.unmapped()?;
         call!(cuMemMap(
-            u64 = self.reserved,
+            u64 = self.mapping.at,
             usize = 2 * MIB,
             usize = 0,
-            u64 = self.handle,
+            u64 = self.mapping.handle,
             u64 = 0
         ))?;
-        self.access(self.reserved).map(drop)
+        self.access(self.mapping.at).map(drop)
     }
 
     pub(super) fn fresh_graph(&mut self) -> Result {
@@ -124,7 +124,7 @@ impl Scene {
     }
 
     pub(super) fn fresh_exec(&mut self) -> Result {
-        call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut self.spare, Handle = self.graph, u64 = 0))
+        call!(cuGraphInstantiateWithFlags(*mut u64 = &raw mut self.spare, Handle = self.graph.empty, u64 = 0))
             .map(drop)
     }
 

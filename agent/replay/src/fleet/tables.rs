@@ -87,7 +87,11 @@ impl Tables {
     ) -> Result<Self, Wrong> {
         let mut minutes = vec![usize::MAX; nodes.len()];
         for pair in &measured.pairs {
-            let own = pair.by_slice.len().min(whole_minutes(&pair.history));
+            let own = pair
+                .placement
+                .by_slice
+                .len()
+                .min(whole_minutes(&pair.placement.history));
             minutes[pair.node] = minutes[pair.node].min(own);
         }
         let mut rows = vec![vec![None; needs.len()]; nodes.len()];
@@ -276,9 +280,10 @@ impl Built<'_> {
         let minute_alone = alone * SLICE as f64 / 1e9;
         // What an open second of a minute was worth, memory, switches and all.
         let worth = |minute: usize| {
-            let slice = &self.pair.history[minute];
+            let slice = &self.pair.placement.history[minute];
             let open = slice.open.together(GpuSet::of(GpuId(0))) as f64 / SLICE as f64;
-            let got = self.pair.by_slice[minute] as f64 / minute_alone.max(f64::MIN_POSITIVE);
+            let got =
+                self.pair.placement.by_slice[minute] as f64 / minute_alone.max(f64::MIN_POSITIVE);
             if open > 0.0 { got / open } else { 0.0 }
         };
         let open: Vec<f64> = truth
@@ -338,12 +343,16 @@ fn overlay(pair: &Pair, maps: &[Vec<usize>]) -> Vec<Slice> {
         let mut gpus = Vec::new();
         for (gpu, map) in (0_u8..).zip(maps) {
             let (from, to) = (map[minute] as u64 * SLICE, (map[minute] as u64 + 1) * SLICE);
-            let first = pair.gates.partition_point(|gate| gate.1 <= from);
-            for gate in pair.gates[first..].iter().take_while(|gate| gate.0 < to) {
+            let first = pair.placement.gates.partition_point(|gate| gate.1 <= from);
+            for gate in pair.placement.gates[first..]
+                .iter()
+                .take_while(|gate| gate.0 < to)
+            {
                 edges.push((gate.0.max(from) - from, gpu, true));
                 edges.push((gate.1.min(to) - from, gpu, false));
             }
             let shown = pair
+                .placement
                 .history
                 .get(map[minute])
                 .and_then(|slice| slice.gpus.first());
@@ -432,9 +441,11 @@ pub(super) mod tests {
             rate: 0.0,
             lost: 0.0,
             fallen: 0.0,
-            by_slice: vec![0; 4],
-            history: Vec::new(),
-            gates: gates.clone(),
+            placement: crate::record::Placement {
+                by_slice: vec![0; 4],
+                history: Vec::new(),
+                gates: gates.clone(),
+            },
         };
         let maps = vec![vec![0, 1, 2, 3], vec![0, 3, 2, 1], vec![1, 2, 3, 0]];
         let slices = overlay(&pair, &maps);

@@ -8,6 +8,7 @@ use tidegate_policy::placement::{Node, Prediction, Profile, Slice, Wrong, predic
 
 use super::alone::{Kind, Standalone};
 use crate::evaluation::EvaluationError;
+use crate::record::Placement;
 use crate::run;
 use crate::scenarios::Scenario;
 use crate::spec::Spec;
@@ -58,12 +59,8 @@ pub struct Pair {
     pub lost: f64,
     /// Pools that fell a second.
     pub fallen: f64,
-    /// Tokens kept, by slice.
-    pub by_slice: Vec<u64>,
-    /// The agent's history.
-    pub history: Vec<Slice>,
-    /// When the gate was open.
-    pub gates: Vec<(u64, u64)>,
+    /// What the agent and its offline work did, by slice.
+    pub placement: Placement,
 }
 
 /// All that was run: what each kind does alone on each GPU, and every pair that fits.
@@ -153,7 +150,7 @@ impl Measured {
     /// The history of a node while another kind ran there; the same kind, if it is the only one.
     #[must_use]
     pub fn history(&self, pair: &Pair) -> &[Slice] {
-        &self.other(pair).history
+        &self.other(pair).placement.history
     }
 
     /// The pair of another kind on the same node; the same, if it is the only one.
@@ -292,7 +289,11 @@ fn pair(node: usize, kind: usize, spec: &Spec, seeds: u64) -> Result<Pair, crate
             .iter()
             .map(|reclaim| reclaim.lost_tokens)
             .sum();
-        let own = outcome.history.iter().flat_map(|slice| &slice.gpus);
+        let own = outcome
+            .placement
+            .history
+            .iter()
+            .flat_map(|slice| &slice.gpus);
         let fallen = own.filter_map(|gpu| gpu.available);
         let fallen: f64 = fallen
             .map(|own| own.fallen.0 as f64 / own.pool.0.max(1) as f64)
@@ -305,9 +306,7 @@ fn pair(node: usize, kind: usize, spec: &Spec, seeds: u64) -> Result<Pair, crate
             rate: 0.0,
             lost: 0.0,
             fallen: 0.0,
-            by_slice: outcome.offline_by_slice,
-            history: outcome.history,
-            gates: outcome.gates,
+            placement: outcome.placement,
         });
         own.rate += rate * share;
         own.lost += lost as f64 / seconds * share;

@@ -112,16 +112,25 @@ pub struct Tuned {
     pub switching_ns: u64,
     /// Leases, and of them those that overran.
     pub leases: (u64, u64),
-    /// Iterations of online.
-    pub iterations: u64,
-    /// Iterations that only decode, right behind another; and those of them that took too long.
-    pub decodes: (u64, u64),
-    /// Iterations with training in their pass or beside them.
+    /// Online's iterations.
+    pub iterations: Iterations,
+    /// Who had the GPU, where that is kept.
+    pub timeline: Vec<Span>,
+}
+
+/// Online's iterations beside a trainer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Iterations {
+    /// All of them.
+    pub all: u64,
+    /// Those that only decode, right behind another.
+    pub decodes: u64,
+    /// Of these, those that took longer than [`Setting::decode_limit_ns`].
+    pub late: u64,
+    /// Those with training in their pass or beside them.
     pub shared: u64,
     /// When the late ones were, ns: the first thousand.
     pub late_at: Vec<u64>,
-    /// Who had the GPU, where that is kept.
-    pub timeline: Vec<Span>,
 }
 
 impl Tuned {

@@ -297,8 +297,8 @@ impl<'a> World<'a> {
         self.policies.learnt(end, &mut outcome.cooldown);
         outcome.faults = self.policies.overdrawn().div_ceil(HANDLE_BYTES);
         if self.kept.slice > 0 {
-            self.count_slice(end, &mut outcome.offline_by_slice);
-            (outcome.history, outcome.gates) = self.policies.history(end);
+            self.count_slice(end, &mut outcome.placement.by_slice);
+            (outcome.placement.history, outcome.placement.gates) = self.policies.history(end);
         }
         outcome.timeline.sort_by_key(|span| span.from);
         outcome

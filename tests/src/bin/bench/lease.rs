@@ -294,7 +294,7 @@ fn replayed(platform: Platform) -> Option<f64> {
         let mut ours = RowOf::Tidegate.make(&setting, &alone, LEASING.promise, 0);
         let begun = monotonic_ns();
         let ran = run(&setting, ours.as_mut()).unwrap_or_default();
-        let done = ran.iterations + ran.units;
+        let done = ran.iterations.all + ran.units;
         done as f64 * 1e9 / (monotonic_ns() - begun).max(1) as f64
     });
     Some(median(each.collect()))

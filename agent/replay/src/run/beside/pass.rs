@@ -89,7 +89,7 @@ impl World<'_> {
             let before = self.trainer.totals.alone_ns;
             let (took, beside) = self.together(&seen, &iteration);
             self.flags.shared = beside.fused > 0 || beside.units > 0;
-            self.out.shared += u64::from(self.flags.shared);
+            self.out.iterations.shared += u64::from(self.flags.shared);
             let trained = self.trainer.totals.alone_ns - before;
             let off = self.of.disturbance.off;
             self.policy
@@ -107,15 +107,15 @@ impl World<'_> {
         if self.flags.shared {
             self.keep(SpanKind::Offline, launch, now);
         }
-        self.out.iterations += 1;
+        self.out.iterations.all += 1;
         self.finished(now);
         let plain = iteration.prompt_tokens == 0 && !idle;
         if plain {
-            self.out.decodes.0 += 1;
+            self.out.iterations.decodes += 1;
             if now - last > self.of.decode_limit_ns {
-                self.out.decodes.1 += 1;
-                if self.out.late_at.len() < KEPT {
-                    self.out.late_at.push(now);
+                self.out.iterations.late += 1;
+                if self.out.iterations.late_at.len() < KEPT {
+                    self.out.iterations.late_at.push(now);
                 }
             }
         }

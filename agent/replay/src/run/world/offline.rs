@@ -15,9 +15,9 @@ impl World<'_> {
         self.kept.outcome.offline.iterations += 1;
         self.pool.offline.finish(|_| {});
         if self.kept.slice > 0 {
-            let mut by_slice = core::mem::take(&mut self.kept.outcome.offline_by_slice);
+            let mut by_slice = core::mem::take(&mut self.kept.outcome.placement.by_slice);
             self.count_slice(now, &mut by_slice);
-            self.kept.outcome.offline_by_slice = by_slice;
+            self.kept.outcome.placement.by_slice = by_slice;
         }
         if let State::Draining { takes, .. } = self.state {
             self.stop(takes, now);
