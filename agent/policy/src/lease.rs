@@ -14,6 +14,7 @@
 //!   priority   decode, prompt, forward, backward in one process
 //!   together   what runs beside an iteration of the same process, learnt from what it cost
 //!   ride       rows of background requests in the users' own steps, learnt the same way
+//!   train      units between two steps of the same process
 //! ```
 //!
 //! [`Leaser`] puts them together for one GPU whose trainer and online are two processes, which can only
@@ -41,6 +42,7 @@ pub mod ride;
 pub mod share;
 pub mod slo;
 pub mod together;
+pub mod train;
 
 use crate::forecast::Forecast;
 use crate::no_lease::NoLease;

@@ -16,7 +16,7 @@ from typing import Any
 _U32, _U64, _I32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
 
 #: The interface that this file was written for: major times 65,536, and minor.
-VERSION = 0x00020000
+VERSION = 0x00020001
 
 NAME = "libtidegate_coserve.so"
 
@@ -29,6 +29,13 @@ SHARES, TIMES = 1, 2
 
 #: The kinds of ``Seen``.
 ARRIVED, FIRST, ENDED, RETURNED = 1, 2, 3, 4
+
+#: The kinds of units of training: rows of the loss; rows of a layer's backward pass; layers of an optimizer's step; a
+#: publication.
+HEAD, BACKWARD, OPTIMIZER, PUBLICATION = 1, 2, 3, 4
+
+#: Jobs that share what there is, at most.
+JOBS = 16
 
 #: What a code below zero says.
 CODES = {
@@ -87,6 +94,30 @@ class Step(ctypes.Structure):
     )
 
 
+class Rules(ctypes.Structure):
+    """How training is bounded."""
+
+    _fields_ = _words("chunk", "activations", "strict", "reserved")
+
+
+class Between(ctypes.Structure):
+    """What the next step holds, and what could be trained before it."""
+
+    _fields_ = (*_longs("now_ns", "users_cached"), *_words("users", "prompts", "held", "next", "kind", "left"))
+
+
+class Granted(ctypes.Structure):
+    """What is trained before the next step."""
+
+    _fields_ = (*_longs("wait_ns"), *_words("begins", "rows"))
+
+
+class Ran(ctypes.Structure):
+    """A unit that is over."""
+
+    _fields_ = (*_longs("ns"), *_words("kind", "rows"))
+
+
 #: By name in the header.
 STRUCTURES = {
     "tg_coserve_config": Config,
@@ -94,6 +125,10 @@ STRUCTURES = {
     "tg_coserve_ask": Ask,
     "tg_coserve_rides": Rides,
     "tg_coserve_step": Step,
+    "tg_coserve_rules": Rules,
+    "tg_coserve_between": Between,
+    "tg_coserve_granted": Granted,
+    "tg_coserve_unit": Ran,
 }
 
 
@@ -123,6 +158,12 @@ def load() -> ctypes.CDLL:
         "tg_coserve_see": (pointer, ctypes.POINTER(Seen), _U64),
         "tg_coserve_rides": (pointer, ctypes.POINTER(Ask), ctypes.POINTER(Rides)),
         "tg_coserve_rode": (pointer, ctypes.POINTER(Step)),
+        "tg_coserve_trains": (pointer, ctypes.POINTER(Rules)),
+        "tg_coserve_grant": (pointer, ctypes.POINTER(Between), ctypes.POINTER(Granted)),
+        "tg_coserve_unit_ran": (pointer, ctypes.POINTER(Ran)),
+        "tg_coserve_job": (pointer, _U64, _U32),
+        "tg_coserve_whose": (pointer, ctypes.POINTER(_U64), _U32, ctypes.POINTER(_U32)),
+        "tg_coserve_took": (pointer, _U64, _U64),
     }.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, _I32
@@ -144,6 +185,7 @@ class Coserve:
         self._handle = handle
         weakref.finalize(self, self._library.tg_coserve_free, handle)
         self._rides, self._seen = Rides(), Seen()
+        self._granted, self._ran, self._place = Granted(), Ran(), _U32()
 
     def rides(self, ask: Ask) -> Rides:
         """What rides in the next step; good until the next call."""
@@ -160,6 +202,40 @@ class Coserve:
         seen = self._seen
         seen.kind, seen.request, seen.a, seen.b = kind, request, a, b
         _checked("tg_coserve_see", self._library.tg_coserve_see(self._handle, ctypes.byref(seen), now_ns))
+
+
+    # Training.
+
+    def trains(self, rules: Rules) -> None:
+        """From now on samples ride, too."""
+        _checked("tg_coserve_trains", self._library.tg_coserve_trains(self._handle, ctypes.byref(rules)))
+
+    def grant(self, between: Between) -> Granted:
+        """What may be trained before the next step; good until the next call."""
+        code = self._library.tg_coserve_grant(self._handle, ctypes.byref(between), ctypes.byref(self._granted))
+        _checked("tg_coserve_grant", code)
+        return self._granted
+
+    def unit(self, kind: int, rows: int, ns: int) -> None:
+        """A unit of so many rows took so long."""
+        ran = self._ran
+        ran.kind, ran.rows, ran.ns = kind, rows, ns
+        _checked("tg_coserve_unit_ran", self._library.tg_coserve_unit_ran(self._handle, ctypes.byref(ran)))
+
+    def job(self, number: int, weight: int) -> None:
+        """A job of this weight shares what there is; of weight 0, no more."""
+        _checked("tg_coserve_job", self._library.tg_coserve_job(self._handle, number, weight))
+
+    def whose(self, ready: list[int]) -> int | None:
+        """Whose turn it is, of the jobs that are ready: its place among them."""
+        jobs = (_U64 * len(ready))(*ready)
+        code = self._library.tg_coserve_whose(self._handle, jobs, len(ready), ctypes.byref(self._place))
+        _checked("tg_coserve_whose", code)
+        return self._place.value if self._place.value < len(ready) else None
+
+    def took(self, number: int, ns: int) -> None:
+        """A unit of a job took so long."""
+        _checked("tg_coserve_took", self._library.tg_coserve_took(self._handle, number, ns))
 
 
 def layout() -> str:

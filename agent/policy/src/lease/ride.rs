@@ -176,17 +176,10 @@ pub struct Ride {
     room: f64,
     /// Since when no user runs.
     idle_since: Option<u64>,
-}
-
-/// A row, or where none decodes a part of a prompt.
-fn least(ask: &Ask) -> Rides {
-    let rows = ask.background.min(UNKNOWN);
-    let prompt = if rows == 0 {
-        ask.prompt.min(FIRST_CHUNK)
-    } else {
-        0
-    };
-    Rides { rows, prompt }
+    /// Prompt tokens of a step; 0: what is paid for.
+    chunk: u32,
+    /// What was trained since the last step, ns.
+    trained: u64,
 }
 
 /// What of a promise is planned for.
@@ -225,6 +218,52 @@ impl Ride {
             own: 0.0,
             room: 0.0,
             idle_since: Some(0),
+            chunk: 0,
+            trained: 0,
+        }
+    }
+
+    /// From now on prompts are read in pieces of so many tokens, or not at all; 0: in what is paid for.
+    pub const fn in_pieces(&mut self, chunk: u32) {
+        self.chunk = chunk;
+    }
+
+    /// What the next step of so many users may come later, ns.
+    pub fn left(&mut self, users: u32, cached: u64, now_ns: u64) -> f64 {
+        match self.leasing.promise {
+            Promise::Mean { .. } => self.room,
+            Promise::Tail { .. } | Promise::Each { .. } => {
+                self.leaser.slack(&iteration(users, cached, 0), now_ns) as f64
+            }
+        }
+    }
+
+    /// Users that decode waited so long for what was trained, ns.
+    pub fn spent(&mut self, ns: u64) {
+        self.trained = self.trained.saturating_add(ns);
+        if matches!(self.leasing.promise, Promise::Mean { .. }) {
+            let most = SAVED * self.alone;
+            self.room = (self.room - ns as f64).max(-most);
+        }
+    }
+
+    /// A row, or where none decodes a part of a prompt.
+    fn least(&self, ask: &Ask) -> Rides {
+        let rows = ask.background.min(UNKNOWN);
+        let prompt = if rows == 0 {
+            ask.prompt.min(self.first())
+        } else {
+            0
+        };
+        Rides { rows, prompt }
+    }
+
+    /// Prompt tokens of a step while nothing is known of what they cost.
+    const fn first(&self) -> u32 {
+        if self.chunk > 0 {
+            self.chunk
+        } else {
+            FIRST_CHUNK
         }
     }
 
@@ -248,12 +287,12 @@ impl Ride {
             return self.idle(ask);
         }
         self.idle_since = None;
-        let room = self.room(ask);
+        let room = self.left(ask.users, ask.users_cached, ask.now_ns);
         if room <= 0.0 {
             return Rides::default();
         }
         let Some(line) = self.line else {
-            return least(ask);
+            return self.least(ask);
         };
         self.fill(ask, line, room)
     }
@@ -283,6 +322,11 @@ impl Ride {
 
     /// Prompt tokens that `room` pays.
     fn chunk(&self, most: u32, room: f64) -> u32 {
+        if self.chunk > 0 {
+            let piece = most.min(self.chunk);
+            let paid = self.prompts.at(piece) <= room;
+            return if paid { piece } else { 0 };
+        }
         let seen = self.prompts.most();
         if seen == 0.0 {
             return most.min(FIRST_CHUNK);
@@ -292,17 +336,6 @@ impl Ride {
         plan::tokens(most, 1, room as u64, |tokens| {
             self.prompts.at(tokens) as u64
         })
-    }
-
-    /// What the next step may take longer, ns.
-    fn room(&mut self, ask: &Ask) -> f64 {
-        match self.leasing.promise {
-            Promise::Mean { .. } => self.room,
-            Promise::Tail { .. } | Promise::Each { .. } => self
-                .leaser
-                .slack(&iteration(ask.users, ask.users_cached, 0), ask.now_ns)
-                as f64,
-        }
     }
 
     /// Nobody runs whom a step could make wait, but somebody may come in the midst of it.
@@ -321,7 +354,7 @@ impl Ride {
         let Some(line) = self.line else {
             return Rides {
                 rows: ask.background.min(self.rows()),
-                prompt: ask.prompt.min(FIRST_CHUNK),
+                prompt: ask.prompt.min(self.first()),
             };
         };
         let rides = self.fill(ask, line, line.base * (IDLE - 1.0));
@@ -329,12 +362,13 @@ impl Ride {
             return rides;
         }
         // The least of a step, whatever was learnt: where nothing runs nothing better is learnt either.
-        least(ask)
+        self.least(ask)
     }
 
     /// A step is over. What its users waited for those that rode, ns.
     pub fn ran(&mut self, step: &Step) -> u64 {
         let took = step.took_ns as f64;
+        let trained = std::mem::take(&mut self.trained);
         if step.took_ns == 0 {
             return 0;
         }
@@ -368,7 +402,7 @@ impl Ride {
                 iteration: iteration(step.users, step.users_cached, step.users_prompt),
                 took_ns: (took - more).max(1.0) as u64,
                 interval_ns: step.interval_ns,
-                delayed_ns: more.max(0.0) as u64,
+                delayed_ns: (more.max(0.0) as u64).saturating_add(trained),
             };
             self.leaser.step(&beat, step.now_ns);
         }

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define TG_COSERVE_VERSION 0x00020000u /* major times 65536, and minor */
+#define TG_COSERVE_VERSION 0x00020001u /* major times 65536, and minor */
 
 #define TG_COSERVE_OK 0
 #define TG_COSERVE_NO_HANDLE -1 /* a null pointer, or no handle */
@@ -87,6 +87,39 @@ struct tg_coserve_turn {
     uint32_t next; /* 0: nothing; 1: decode; 2: a pass over prompt and samples; 3: backward */
 };
 
+/* How training is bounded. */
+struct tg_coserve_rules {
+    uint32_t chunk;       /* tokens of each piece of a sample, forward and backward; 0: what fits */
+    uint32_t activations; /* tokens of samples that have begun and are not over */
+    uint32_t strict;      /* 1: no unit while a user's request decodes or waits */
+    uint32_t reserved;
+};
+
+/* What the next step holds, and what could be trained before it. */
+struct tg_coserve_between {
+    uint64_t now_ns;
+    uint64_t users_cached; /* cached tokens of the users that decode */
+    uint32_t users;        /* that decode */
+    uint32_t prompts;      /* users whose prompt waits or is being read */
+    uint32_t held;         /* tokens of samples that have begun and are not over */
+    uint32_t next;         /* tokens of the sample that could begin next; 0: none */
+    uint32_t kind;         /* of the unit that could run next. 1: rows of the loss; 2: rows of a layer's backward pass;
+                              3: layers of an optimizer's step; 4: a publication; 0: none */
+    uint32_t left;         /* rows that are left of it */
+};
+
+struct tg_coserve_granted {
+    uint64_t wait_ns; /* nobody uses the engine: after so long it is worth asking again; 0: nothing changes by itself */
+    uint32_t begins;  /* 1: the sample begins */
+    uint32_t rows;    /* of the unit; 0: it does not run */
+};
+
+/* A unit that is over. */
+struct tg_coserve_unit {
+    uint64_t ns;
+    uint32_t kind, rows;
+};
+
 uint32_t tg_coserve_version(void);
 int32_t tg_coserve_new(const struct tg_coserve_config *, struct tg_coserve **);
 int32_t tg_coserve_free(struct tg_coserve *); /* once: afterwards the handle must not be used */
@@ -103,6 +136,11 @@ int32_t tg_coserve_next(struct tg_coserve *, struct tg_coserve_turn *);
 int32_t tg_coserve_job(struct tg_coserve *, uint64_t job, uint32_t weight);
 int32_t tg_coserve_whose(struct tg_coserve *, const uint64_t *ready, uint32_t count, uint32_t *place);
 int32_t tg_coserve_took(struct tg_coserve *, uint64_t job, uint64_t ns);
+
+/* Training between two steps, since 2.1: one unit at a time is asked for, and told when it is over. */
+int32_t tg_coserve_trains(struct tg_coserve *, const struct tg_coserve_rules *);
+int32_t tg_coserve_grant(struct tg_coserve *, const struct tg_coserve_between *, struct tg_coserve_granted *);
+int32_t tg_coserve_unit_ran(struct tg_coserve *, const struct tg_coserve_unit *);
 
 #ifdef __cplusplus
 }

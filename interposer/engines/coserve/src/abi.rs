@@ -8,9 +8,10 @@ use tidegate_policy::lease::ride::{Ask, Ride, Rides, Step};
 use tidegate_policy::lease::share::Shares;
 use tidegate_policy::lease::slo::Promise;
 use tidegate_policy::lease::together::{Ask as Beside, Plan, STEPS, Together};
+use tidegate_policy::lease::train::Training;
 
 /// Major times 65,536, and minor: a caller of one major goes on with each of its minors that is no lower than its own.
-pub const VERSION: u32 = 0x0002_0000;
+pub const VERSION: u32 = 0x0002_0001;
 
 /// Done.
 pub const OK: i32 = 0;
@@ -28,7 +29,7 @@ const MARK: u64 = 0x0063_6f73_6572_7665;
 /// A turn of a job of weight one, ns: about a unit of training.
 const QUANTUM_NS: u64 = 10_000_000;
 /// A time above this is not one: a year in ns.
-const LONGEST_NS: u64 = 31_536_000_000_000_000;
+pub(crate) const LONGEST_NS: u64 = 31_536_000_000_000_000;
 
 /// What is promised and how training is bounded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,7 +129,8 @@ pub struct Turn {
 pub struct Coserve {
     mark: u64,
     broken: bool,
-    ride: Ride,
+    pub(crate) ride: Ride,
+    pub(crate) training: Training,
     together: Together,
     priority: Priority,
     shares: Shares,
@@ -168,6 +170,7 @@ impl Coserve {
             mark: MARK,
             broken: false,
             ride: Ride::new(leasing),
+            training: Training::default(),
             together: Together::default(),
             priority: Priority::new(Rules {
                 batch_tokens: config.batch_tokens,
@@ -273,7 +276,7 @@ impl Coserve {
 ///
 /// # Safety
 /// `at` is null, or what `tg_coserve_new` gave and `tg_coserve_free` has not taken, and no other thread uses it.
-unsafe fn with(at: *mut Coserve, body: impl FnOnce(&mut Coserve) -> i32) -> i32 {
+pub(crate) unsafe fn with(at: *mut Coserve, body: impl FnOnce(&mut Coserve) -> i32) -> i32 {
     // SAFETY: the caller's promise.
     let Some(coserve) = (unsafe { at.as_mut() }) else {
         return NO_HANDLE;
@@ -392,6 +395,7 @@ pub unsafe extern "C" fn tg_coserve_rode(at: *mut Coserve, step: *const Step) ->
     unsafe {
         with(at, |coserve| {
             coserve.ride.ran(step);
+            coserve.training.stepped();
             OK
         })
     }

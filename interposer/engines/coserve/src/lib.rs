@@ -4,11 +4,14 @@
 //!
 //! ```text
 //!   abi       the C interface (include/tidegate_coserve.h) around `policy::lease`
+//!   training  its functions for training between two steps
 //! ```
 //!
 //! No IO, no clock, no threads. Nothing is allocated after `tg_coserve_new`, and no panic leaves the library.
 
 mod abi;
+mod training;
 
 pub use abi::*;
-pub use tidegate_policy::lease::ride;
+pub use tidegate_policy::lease::{ride, train};
+pub use training::*;

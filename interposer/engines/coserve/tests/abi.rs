@@ -6,6 +6,7 @@ mod counting;
 use counting::allocations;
 use std::ptr::{null, null_mut};
 use tidegate_coserve::ride::{Ask, Rides, Step};
+use tidegate_coserve::train::{Between, Granted, Ran, Rules};
 use tidegate_coserve::*;
 
 fn shares(percent: u32) -> Config {
@@ -452,7 +453,7 @@ macro_rules! layout {
 }
 
 /// Each structure, as a C program prints it, and its line.
-fn structures() -> [(String, String); 8] {
+fn structures() -> [(String, String); 12] {
     [
         layout!(
             "tg_coserve_config",
@@ -519,6 +520,28 @@ fn structures() -> [(String, String); 8] {
             activations,
             next
         ),
+        layout!(
+            "tg_coserve_rules",
+            Rules,
+            chunk,
+            activations,
+            strict,
+            reserved
+        ),
+        layout!(
+            "tg_coserve_between",
+            Between,
+            now_ns,
+            users_cached,
+            users,
+            prompts,
+            held,
+            next,
+            kind,
+            left
+        ),
+        layout!("tg_coserve_granted", Granted, wait_ns, begins, rows),
+        layout!("tg_coserve_unit", Ran, ns, kind, rows),
     ]
 }
 
@@ -561,7 +584,7 @@ fn python_has_the_structures_of_the_library() {
     let (lines, version) = printed.trim_end().rsplit_once('\n').expect("two lines");
     assert_eq!(version, tg_coserve_version().to_string());
     let ours = structures().map(|(_, line)| line);
-    assert!(lines.lines().count() >= 5, "{lines}");
+    assert!(lines.lines().count() >= 9, "{lines}");
     for line in lines.lines() {
         assert!(
             ours.contains(&format!("{line}\n")),
