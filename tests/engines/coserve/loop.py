@@ -66,8 +66,8 @@ def run(model: Path, folder: Path, steps: int, figures: cases.Figures) -> None:
         figures.count("steps")
         if step == steps // 2:
             # From here on by what a checkpoint holds.
-            ours.checkpoint(folder / "checkpoint")
-            ours = adapters.Adapter.resume(folder / "checkpoint", bench.layers)
+            ours.save(folder / "checkpoint", str(bench.model), optimizer=True)
+            ours = adapters.Adapter.load(folder / "checkpoint", bench.layers, optimizer=True)
     else:
         # Of the largest of the adapter: B begins at zero, and Adam makes as much of rounding as of a gradient.
         names = [name.replace(".weight", ".mine.weight") for name in ours.tensors()]

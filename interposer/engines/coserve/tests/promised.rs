@@ -48,6 +48,51 @@ ttft= is neither a share such as +5% nor a time such as 20ms
     assert_eq!(python(program), wanted);
 }
 
+/// P-TRAINER-19: what `TIDEGATE_TUNE` says is understood by the library, or refused by key.
+#[test]
+fn a_training_is_understood_or_refused_by_key() {
+    let program = "
+from tidegate_engines import coserve_abi
+from tidegate_engines.vllm.coserve import promised
+def show(text):
+    try:
+        t = promised.parse(text)
+        coserve_abi.Coserve(t.config).trains(t.rules)
+        c, r = t.config, t.rules
+        print(c.kind, c.ttft_ns, c.tpot_share, c.margin_permille, r.chunk, r.activations, r.strict, t.socket)
+    except ValueError as error:
+        print(error)
+for text in ('tpot=20ms,ttft=500ms', 'tpot=+5%, ttft=+5%, margin=2.5%, chunk=64, strict=yes, socket=/run/a',
+             'tpot=20ms,ttft=1s,margin=0%,activations=100,strict=no', 'tpot=20ms', 'tpot=20ms,ttft=1s,chunk=0',
+             'tpot=20ms,ttft=1s,margin=5', 'tpot=20ms,ttft=1s,strict=1', 'tpot=20ms,ttft=1s,socket=here',
+             'tpot=20ms,ttft=1s,chunk=9000', 'tpot=20ms,ttft=1s,chunk=8,chunk=8', 'tpot=20ms,ttft=1s,rank=8',
+             'tpot=20ms,ttft=1s,socket=/' + 'x' * 100, 'tpot=20ms,ttft=1s,activations=99999999'):
+    show(text)
+";
+    let wanted = "\
+2 500000000 0 50 0 8192 0 None
+1 0 500 25 64 8192 1 /run/a
+2 1000000000 0 0 0 100 0 None
+ttft is missing
+chunk=0 is not a number of tokens from 1 to 16777216
+margin=5 is not a share such as 5%
+strict=1 is neither yes nor no
+socket=here is not an absolute path
+chunk=9000 is more than activations=8192
+chunk is given twice
+'rank=8' is not one of tpot=..., ttft=..., margin=..., activations=..., chunk=..., strict=..., socket=...
+";
+    let found = python(program);
+    let (lines, rest) = found.split_at(wanted.len().min(found.len()));
+    assert_eq!(lines, wanted);
+    let rest: Vec<&str> = rest.lines().collect();
+    assert!(rest[0].ends_with("is longer than the 100 bytes of a socket's path"));
+    assert_eq!(
+        rest[1..],
+        ["activations=99999999 is not a number of tokens from 1 to 16777216"]
+    );
+}
+
 /// P-TRAINER-17: a Python without vLLM, a promise that nobody understands and a missing library are a line each.
 #[test]
 fn what_is_missing_is_one_line_and_no_error() {
@@ -58,8 +103,14 @@ logging.basicConfig(stream=sys.stdout, format='%(message)s')
 from tidegate_engines import coserve_abi
 from tidegate_engines.vllm import register
 os.environ.pop('TIDEGATE_BACKGROUND', None)
+os.environ.pop('TIDEGATE_TUNE', None)
 register()
-assert not any('background' in name for name in sys.modules), 'loaded without the variable'
+loaded = [name for name in sys.modules if 'background' in name or 'vllm.coserve' in name]
+assert not loaded, f'loaded without the variable: {loaded}'
+os.environ['TIDEGATE_TUNE'] = 'tpot=20ms,ttft=500ms'
+sys.modules['torch'] = None
+register()
+del os.environ['TIDEGATE_TUNE']
 os.environ['TIDEGATE_BACKGROUND'] = 'tpot=fast'
 register()
 register()
@@ -77,6 +128,9 @@ except coserve_abi.CoserveError as error:
     let lines: Vec<&str> = said.lines().collect();
     let refused =
         "Tidegate serves no requests in the background, and those with a priority are vLLM's: ";
+    let trains_nothing = "Tidegate trains nothing in this engine: ModuleNotFoundError: ";
+    assert!(lines[0].starts_with(trains_nothing), "{said}");
+    let lines = &lines[1..];
     assert_eq!(
         lines[0],
         format!(

@@ -19,6 +19,7 @@
               what is between them
 ``withheld``  what offline and online share: blocks that the allocator passes over
 ``background`` requests that ride in the steps of others (``TIDEGATE_BACKGROUND``)
+``coserve``   training in the engine's own process (``TIDEGATE_TUNE``)
 
 An engine's role is ``TIDEGATE_ROLE``, or else what a rule of the agent's says. Without the preloaded library nothing
 is shared. Where neither gives a role, and in a vLLM that this plugin does not know, the engine is gated as any program is,
@@ -51,7 +52,14 @@ PATIENCE_S = 5.0
 def register() -> None:
     """Called by vLLM in its engine core, its workers and its front end. It never fails: it would take vLLM along."""
     share()
-    if os.environ.get("TIDEGATE_BACKGROUND"):
+    if os.environ.get("TIDEGATE_TUNE"):
+        try:
+            from .coserve import live
+
+            live.register()
+        except Exception as error:  # noqa: BLE001 # torch itself may be missing
+            log.warning("Tidegate trains nothing in this engine: %s: %s", type(error).__name__, error)
+    elif os.environ.get("TIDEGATE_BACKGROUND"):
         from . import background
 
         background.register()

@@ -108,7 +108,8 @@ def watch(scheduler: Any, coserve: coserve_abi.Coserve) -> None:
     state = Background(scheduler, coserve)
     setattr(scheduler, STATE, state)
     state.watch()
-    log.info("Tidegate serves requests with a priority above 0 in the background (%s)", os.environ.get(promised.VARIABLE))
+    said = os.environ.get("TIDEGATE_TUNE") or os.environ.get(promised.VARIABLE)
+    log.info("Tidegate serves requests with a priority above 0 in the background (%s)", said)
 
 
 def why_not(scheduler: Any) -> str | None:

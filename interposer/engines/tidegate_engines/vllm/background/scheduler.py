@@ -27,7 +27,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ... import around
-from ...coserve_abi import Coserve
+from ...coserve_abi import Ask, Coserve
 from .. import versions
 from .told import Told
 
@@ -83,6 +83,10 @@ class Background:
         #: Put back, and no worker was told.
         self._untold: set[str] = set()
         self._fault: Exception | None = None
+        #: Prompt tokens of background requests in a step, if there are any: one request's; 0: what fits.
+        self.chunk = 0
+        #: Gives blocks back that nobody's request holds; says whether it did.
+        self.relieve: Callable[[], bool] = lambda: False
 
     def watch(self) -> None:
         """Stands around the methods of this scheduler, and of no other."""
@@ -180,14 +184,32 @@ class Background:
         ready = {one.request_id: ahead(one) for one in self._with_slots(users, self.admitted.values())}
         decoding = [self.admitted[name] for name, count in ready.items() if count == 1]
         reading = [self.admitted[name] for name, count in ready.items() if count > 1]
+        if self.chunk:
+            # The last row of a prompt is no decode there: it would ride beside another's rows.
+            reading = [self.admitted[name] for name in ready if self._reads(self.admitted[name], ready)]
+            decoding = [one for one in decoding if one not in reading]
         fresh = self._fresh(users) if paused == "UNPAUSED" else []
         ask = self.told.ask
         ask.background = len(decoding)
         ask.background_cached = sum(request.num_computed_tokens for request in decoding)
         ask.prompt = sum(ready[request.request_id] for request in reading) + sum(one.num_tokens for one in fresh)
+        if self.chunk:
+            reading, fresh = reading[:1], [] if reading else fresh[:1]
+            first = ready[reading[0].request_id] if reading else fresh[0].num_tokens if fresh else 0
+            ask.prompt = min(first, self.chunk)
         rides = self.told.rides()
         riding = decoding[: rides.rows] + (reading if rides.prompt else [])
         self._show(users, riding, fresh if rides.prompt else [], tokens + rides.rows + rides.prompt)
+
+    def _reads(self, request: Request, ready: dict[str, int]) -> bool:
+        """Whether a background request has a part of its prompt to read."""
+        return ready[request.request_id] > 0 and not request.num_output_tokens + request.num_output_placeholders
+
+    def outlook(self) -> Ask:
+        """What users have in the next step, as the library is told; good until the next step is made."""
+        running = self.scheduler.running
+        self._ask([one for one in running if one.request_id not in self.admitted] if self.admitted else running)
+        return self.told.ask
 
     def _ask(self, users: list[Request]) -> int:
         """Tells the library what users have in the next step; the tokens of it."""
@@ -303,10 +325,17 @@ class Background:
             victim = self._youngest
             self._kept(self._make_place, request)
         found = original(request, *args, **kwargs)
-        while found is None and self._fault is None and (one := victim(request)) is not None:
-            self._kept(self._put_back, one)
+        while found is None and self._fault is None and self._gave(victim, request):
             found = original(request, *args, **kwargs)
         return found
+
+    def _gave(self, victim: Callable[[Request], Request | None], request: Request) -> bool:
+        """Whether there are more blocks for a request than there were."""
+        one = victim(request)
+        if one is not None:
+            self._kept(self._put_back, one)
+            return True
+        return victim == self._youngest and self.relieve()
 
     def _make_place(self, request: Request) -> None:
         """Puts back as many as a user needs to be admitted: the second model runner has a slot for each that has blocks."""

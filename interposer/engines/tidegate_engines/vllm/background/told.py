@@ -11,6 +11,8 @@ from ...coserve_abi import ARRIVED, ENDED, FIRST, RETURNED, Ask, Coserve, Rides,
 
 #: Steps that an engine has under way at most.
 UNDER_WAY = 8
+#: Requests whose times are kept.
+LATELY = 1000
 
 
 class User:
@@ -32,15 +34,20 @@ class Told:
         #: Those of them without a first token.
         self._early: dict[str, User] = {}
         self._serial = 0
-        #: Steps under way: the output, when it was scheduled, what it holds, and who came back with it.
-        self._flying: deque[tuple[Any, int, tuple[int, ...], tuple[int, int] | None]] = deque(maxlen=UNDER_WAY)
-        self._ended = 0
+        #: Steps under way: the output, when it was scheduled, that less what was trained, what it holds, and who came back
+        #: with it.
+        self._flying: deque[tuple[Any, int, int, tuple[int, ...], tuple[int, int] | None]] = deque(maxlen=UNDER_WAY)
+        self._ended = self._ended_own = 0
+        #: What was trained so far, ns: the device does it while no step runs.
+        self.trained = 0
         #: Since when no user has a request.
         self._idle_since = 0
         #: The last step without users: when it began and ended, 0 while it is under way.
         self._own = (0, 1)
         #: Since when users that came back have waited, and after how long.
         self._back: tuple[int, int] | None = None
+        #: Of the last requests: to first token, and per further one if there was any, ns.
+        self.lately: deque[tuple[int, int]] = deque(maxlen=LATELY)
 
     def now(self) -> int:
         return self._clock() - self._start
@@ -80,6 +87,7 @@ class Told:
         first = user.first or now
         each = (now - first) // max(user.request.num_output_tokens - 1, 1)
         self._coserve.see(ENDED, user.number, first - user.arrived, each, now)
+        self.lately.append((first - user.arrived, each))
         if not self._users:
             self._idle_since = now
 
@@ -94,7 +102,7 @@ class Told:
             back = None
             if (users or read) and self._back is not None:
                 back, self._back = self._back, None
-            self._flying.append((output, now, held, back))
+            self._flying.append((output, now, now - self.trained, held, back))
             if not users and not read:
                 self._own = now, 0
 
@@ -112,21 +120,21 @@ class Told:
                     self.went(name)
         # An empty step was never under way.
         while self._flying and output.total_num_scheduled_tokens:
-            of, begun, held, back = self._flying.popleft()
+            of, begun, own, held, back = self._flying.popleft()
             if of is output:
-                self._rode(now, max(begun, self._ended), held, back)
+                self._rode(now, max(begun, self._ended), max(own, self._ended_own), held, back)
                 break
         return last
 
-    def _rode(self, now: int, begun: int, held: tuple[int, ...], back: tuple[int, int] | None) -> None:
+    def _rode(self, now: int, begun: int, own: int, held: tuple[int, ...], back: tuple[int, int] | None) -> None:
         step = self._step
         if back is not None:
             since, idle = back
             self._coserve.see(RETURNED, 0, idle, max(begun - since, 0), now)
-        step.now_ns, step.took_ns = now, max(now - begun, 0)
+        step.now_ns, step.took_ns = now, max(now - self.trained - own, 0)
         step.interval_ns = now - self._ended
         step.users, step.users_prompt, step.rows, step.prompt, step.users_cached, step.background_cached = held
-        self._ended = now
+        self._ended, self._ended_own = now, now - self.trained
         if not step.users and not step.users_prompt:
             self._own = begun, now
         self._coserve.rode(step)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ...finetune import adapter
@@ -39,6 +39,8 @@ Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 #: PEFT's two files.
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+#: The optimizer's state beside them, and what of it says how many steps were made.
+OPTIMIZER, VERSION = "optimizer.safetensors", "version"
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,34 @@ class Adapter:
         return cls(matrices, rank, alpha)
 
     @classmethod
-    def load(cls, folder: Path, layers: Sequence[Layer]) -> Adapter:
-        """That of a directory of PEFT's. Raises ``ValueError`` for one that does not fit these layers."""
-        config = json.loads((folder / CONFIG).read_text())
-        matrices = _by_layer(load_file(folder / WEIGHTS), layers, folder / WEIGHTS)
-        return cls(matrices, int(config["r"]), float(config["lora_alpha"]))
+    def load(cls, folder: Path, layers: Sequence[Layer], optimizer: bool = False) -> Adapter:
+        """That of a directory of PEFT's, with the optimizer's state beside it, or without.
 
-    def save(self, target: Path, model: str) -> None:
-        """Writes the directory that PEFT would, whole or not at all. ``target`` may not exist."""
-        adapter.save(_Directory(self, model), target)
+        With it, what it does next is what the saved one would have done. Raises ``ValueError`` for one that does not fit
+        these layers.
+        """
+        try:
+            config = json.loads((folder / CONFIG).read_text())
+            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder / CONFIG} is no configuration of a LoRA") from error
+        matrices = _by_layer(load_file(folder / WEIGHTS), layers, folder / WEIGHTS)
+        found = cls(matrices, rank, alpha)
+        if optimizer:
+            found._restore(folder / OPTIMIZER)
+        return found
+
+    def save(self, target: Path, model: str, optimizer: bool = False) -> None:
+        """Writes the directory that PEFT would, whole or not at all. ``target`` may not exist.
+
+        With ``optimizer`` it holds all that the next steps depend on.
+        """
+        self.snapshot(model, optimizer).write(target)
+
+    def snapshot(self, model: str, optimizer: bool = False) -> Directory:
+        """What is saved, as it is now: it can be written while the adapter trains on."""
+        tensors = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
+        return Directory(self, model, tensors, self._state() if optimizer else None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A and B of each matrix by PEFT's names."""
@@ -115,40 +136,30 @@ class Adapter:
             for part, tensor in (("A", lora.a), ("B", lora.b))
         }
 
-    def checkpoint(self, path: Path) -> None:
-        """Writes all that the next steps depend on into one file, which is the earlier one until it is whole."""
-        tensors = {f"master {name}": tensor for name, tensor in self.tensors().items()}
-        for (name, _), parameter in zip(self.tensors().items(), self.parameters(), strict=True):
-            for moment, value in self._moments(parameter).items():
-                tensors[f"{moment} {name}"] = value
-        said = {"rank": self.rank, "alpha": self.alpha, "version": self.version}
-        aside = path.with_name(f".{path.name}.part")
-        save_file(tensors, aside, metadata={name: str(value) for name, value in said.items()})
-        adapter.sync(aside)
-        os.replace(aside, path)
-        adapter.sync(path.parent)
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's, by moment and tensor, and how many steps it has made."""
+        state = {VERSION: torch.tensor(self.version)}
+        for name, parameter in zip(self.tensors(), self.parameters(), strict=True):
+            moments = {} if self._optimizer is None else self._optimizer.state[parameter]
+            state |= {f"{moment} {name}": value.cpu().clone() for moment, value in moments.items()}
+        return state
 
-    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {} if self._optimizer is None else self._optimizer.state[parameter]
-
-    @classmethod
-    def resume(cls, path: Path, layers: Sequence[Layer]) -> Adapter:
-        """The adapter of a checkpoint: what it does next is what that one would have done."""
-        with safe_open(path, "pt") as file:
-            said, names = file.metadata(), list(file.keys())
-            held = {name: file.get_tensor(name) for name in names}
-        masters = {name.removeprefix("master "): held[name] for name in names if name.startswith("master ")}
-        found = cls(_by_layer(masters, layers, path), int(said["rank"]), float(said["alpha"]))
-        found.version = int(said["version"])
-        found._optimizer = torch.optim.AdamW(list(found.parameters()))
-        for name, parameter in zip(found.tensors(), found.parameters(), strict=True):
-            moments = {each.split(" ")[0]: held[each] for each in names if each.endswith(f" {name}")}
-            moments.pop("master")
+    def _restore(self, path: Path) -> None:
+        held = load_file(path)
+        if VERSION not in held:
+            raise ValueError(f"{path} is no state of an optimizer of this service's")
+        self.version = int(held.pop(VERSION))
+        self._optimizer = torch.optim.AdamW(list(self.parameters()))
+        for name, parameter in zip(self.tensors(), self.parameters(), strict=True):
+            state = {each.split(" ")[0]: held.pop(each) for each in list(held) if each.endswith(f" {name}")}
+            if any(value.shape not in (parameter.shape, torch.Size()) for value in state.values()):
+                raise ValueError(f"{path}: the state of {name} is of another shape")
             # AdamW keeps its count of steps on the host.
-            state = {each: t if each == "step" else t.to(parameter.device) for each, t in moments.items()}
+            state = {each: t if each == "step" else t.to(parameter.device) for each, t in state.items()}
             if state:
-                found._optimizer.state[parameter] = state
-        return found
+                self._optimizer.state[parameter] = state
+        if held:
+            raise ValueError(f"{path}: {min(held)} is of none of the adapter's matrices")
 
     # Training.
 
@@ -160,16 +171,22 @@ class Adapter:
 
     def step(self, gradients: Gradients, rate: Rate) -> None:
         """One step of AdamW. The slot is as it was until :meth:`publish`."""
-        parts = (part for of_layer in gradients for pair in of_layer.values() for part in pair)
-        for parameter, grad in zip(self.parameters(), parts, strict=True):
-            parameter.grad = grad
+        self.step_layers(gradients, rate, 0, len(self.layers))
+
+    def step_layers(self, gradients: Gradients, rate: Rate, lo: int, hi: int) -> None:
+        """The part of a step that is of the layers from ``lo`` on and before ``hi``; the last layer ends the step."""
+        pairs = (
+            (lora, gradients[layer][name]) for layer in range(lo, hi) for name, lora in self.layers[layer].items()
+        )
+        for lora, grads in pairs:
+            lora.a.grad, lora.b.grad = grads
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(list(self.parameters()), lr=rate.lr)
         for group in self._optimizer.param_groups:
             group.update(lr=rate.lr, betas=rate.betas, eps=rate.eps, weight_decay=rate.weight_decay)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.version += 1
+        self.version += hi == len(self.layers)
 
     # Where vLLM reads it.
 
@@ -232,11 +249,26 @@ def _by_layer(tensors: dict[str, torch.Tensor], layers: Sequence[Layer], path: P
 
 
 @dataclass(frozen=True)
-class _Directory:
-    """An adapter as what :func:`adapter.save` saves."""
+class Directory:
+    """An adapter as what :func:`adapter.save` writes."""
 
     adapter: Adapter
     model: str
+    tensors: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor] | None
+
+    def write(self, target: Path) -> None:
+        """Writes it, whole or not at all. ``target`` may not exist."""
+        adapter.save(self, target)
+
+    def renew(self, target: Path) -> None:
+        """Writes it over the one that is there, file by file."""
+        aside = target.with_name(f"{target.name}.new")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.save_pretrained(str(aside))
+        for file in aside.iterdir():
+            os.replace(file, target / file.name)
+        aside.rmdir()
 
     def save_pretrained(self, save_directory: str) -> None:
         folder, own = Path(save_directory), self.adapter
@@ -252,7 +284,9 @@ class _Directory:
             "inference_mode": True,
             "target_modules": sorted({name for of_layer in own.layers for name in of_layer}),
         }
-        save_file(own.tensors(), folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(self.tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        if self.optimizer is not None:
+            save_file(self.optimizer, folder / OPTIMIZER)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -6,6 +6,7 @@ logprobs of its labels and its part of ``dY`` are kept, and its logits are not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from .decoder import base, norm
 
 #: Of a row that is not learnt, as everywhere in PyTorch.
 IGNORED = -100
+
+#: What a loss gives back to the logprobs of some rows.
+Given = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,20 @@ class Head:
         learnt = (labels != IGNORED).nonzero()[:, 0]
         loss = 0.0
         for at in learnt.split(rows):
-            hidden = x[at].detach().requires_grad_()
-            with torch.enable_grad():
-                logits = linear(norm(hidden, self.norm, self.epsilon), self.weight).float()
-                found = logits.log_softmax(-1).gather(-1, labels[at, None])[:, 0]
-                part = -found.sum() / divisor
-            (dy[at],) = torch.autograd.grad(part, hidden)
-            logprobs[at] = found.detach()
-            loss += part.item()
+            found, part = self.part(x[at], labels[at], lambda found: torch.full_like(found, -1 / divisor))
+            logprobs[at], dy[at] = found, part
+            loss += (-found.sum() / divisor).item()
         return Learnt(loss, logprobs, dy)
+
+    def part(self, x: torch.Tensor, targets: torch.Tensor, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs of the targets of some rows, and what goes back to ``x``: zero where ``given`` gives back nothing."""
+        hidden = x.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = linear(norm(hidden, self.norm, self.epsilon), self.weight).float()
+            found = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        logprobs = found.detach()
+        d = given(logprobs)
+        if not d.any():
+            return logprobs, torch.zeros_like(x)
+        (dy,) = torch.autograd.grad(found, hidden, d)
+        return logprobs, dy

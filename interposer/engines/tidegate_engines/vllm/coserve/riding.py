@@ -11,7 +11,7 @@ moment they reach the core. A request that was there before keeps the keys and v
 
 A trained adapter is pinned in its slot, and vLLM's scheduler does not count it unless one of its requests is in the
 batch. With as many other adapters in a batch as there are slots the worker finds none for the last, and the engine
-ends. So one slot is taken from what the scheduler may use.
+ends. So one slot for each is taken from what the scheduler may use.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ import msgspec
 from ... import around
 from .seam import Ridden, Seam
 
+#: How the names of samples' requests begin.
+PREFIX = "tidegate-sample-"
+
 #: vLLM's own field: less is sooner, and a user's request has 0.
 PRIORITY = 1
 
@@ -37,8 +40,11 @@ class Riding:
     def __init__(self, core: Any, seam: Seam) -> None:
         self._core, self._seam = core, seam
         self._serial = itertools.count(1)
-        #: Publications, by the adapter's number.
+        #: The last publication, by the adapter's number.
         self._published: dict[int, int] = {}
+        self._publications = itertools.count(1)
+        #: Adapters that are pinned.
+        self._pinned = 0
         around.of_instance(core, "preprocess_add_request", self._preprocess)
 
     def reserve(self) -> bool:
@@ -47,25 +53,34 @@ class Riding:
         False while the requests that are running have more: ask again after a step. Raises ``ValueError`` where there
         is one slot.
         """
-        scheduler = self._core.scheduler
-        config = scheduler.lora_config
-        if config is None or config.max_loras < 2:
-            raise ValueError("a trained adapter needs a slot of its own: --enable-lora --max-loras 2 or more")
+        scheduler, config = self._core.scheduler, self._core.vllm_config.lora_config
+        left = 0 if config is None else config.max_loras - self._pinned - 1
+        if left < 1:
+            raise ValueError("a trained adapter needs a slot of its own, and users need one: raise --max-loras")
         used = {request.lora_request.lora_int_id for request in scheduler.running if request.lora_request}
-        if len(used) >= config.max_loras:
+        if len(used) > left:
             return False
-        # The worker has the same object, and all of its slots.
-        scheduler.lora_config = copy.copy(config)
-        scheduler.lora_config.max_loras -= 1
+        self._pinned += 1
+        self._limit()
         return True
 
     def release(self) -> None:
-        """The adapter is pinned no more."""
-        self._core.scheduler.lora_config = self._core.vllm_config.lora_config
+        """One adapter less is pinned."""
+        self._pinned -= 1
+        self._limit()
+
+    def _limit(self) -> None:
+        config = self._core.vllm_config.lora_config
+        if self._pinned:
+            # The worker has the same object, and all of its slots.
+            config = copy.copy(config)
+            config.max_loras -= self._pinned
+        self._core.scheduler.lora_config = config
 
     def published(self, number: int) -> None:
         """From now on requests for this adapter find nothing in the prefix cache that older weights left."""
-        self._published[number] = self._published.get(number, 0) + 1
+        # No two adapters have the same one: another may have had this name.
+        self._published[number] = next(self._publications)
 
     def keyed(self, lora: Any) -> Any:
         """An adapter as requests name it towards the prefix cache."""
@@ -89,7 +104,7 @@ class Riding:
         from vllm.v1.engine import EngineCoreRequest
 
         serial = next(self._serial)
-        name = f"tidegate-sample-{serial}"
+        name = f"{PREFIX}{serial}"
         request = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=list(tokens),
@@ -104,7 +119,11 @@ class Riding:
         )
         ridden = self._seam.expect(name, len(tokens))
         ridden.version = version
-        self._core.add_request(*self._core.preprocess_add_request(request))
+        try:
+            self._core.add_request(*self._core.preprocess_add_request(request))
+        except BaseException:
+            self._seam.forget(name)
+            raise
         return name, ridden
 
     def end(self, name: str) -> None:

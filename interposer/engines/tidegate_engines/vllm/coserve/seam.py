@@ -26,8 +26,8 @@ log = logging.getLogger("vllm.tidegate")
 SETTING = "tidegate_layer_inputs"
 
 
-def at_load(worker: type[Any]) -> None:
-    """Has each worker of a class switch the outputs on when it has loaded its model, before any pass.
+def at_load(worker: type[Any], then: Callable[[Any], None] = lambda worker: None) -> None:
+    """Has each worker of a class switch the outputs on when it has loaded its model, before any pass, and then ``then``.
 
     A worker whose model has none serves without, and its log says why.
     """
@@ -37,6 +37,7 @@ def at_load(worker: type[Any]) -> None:
         try:
             tell_compiler(self.vllm_config)
             switch_on(self.model_runner)
+            then(self)
         except ValueError as error:
             log.warning("Tidegate trains nothing in this engine: %s", error)
         return result
@@ -123,6 +124,8 @@ class Ridden:
     broken: str = ""
     #: Its blocks of the cache, held.
     blocks: list[Any] = field(default_factory=list)
+    #: Keys and values by layer, where its blocks were given to a user's request.
+    kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
     version: int = 0
 
     @property
@@ -139,7 +142,7 @@ class Seam:
         self._runner = runner
         self._pool = manager.block_pool
         self._tables = manager.coordinator.single_type_managers[0].req_to_blocks
-        self._block_size: int = scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self.block_size: int = scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         self._riding: dict[str, Ridden] = {}
         around.of_instance(runner, "sample_tokens", self._sample_tokens)
 
@@ -151,9 +154,23 @@ class Seam:
     def forget(self, name: str) -> None:
         """Gives back what is held of a sample."""
         ridden = self._riding.pop(name, None)
-        if ridden is not None and ridden.blocks:
+        if ridden is not None:
+            self._free(ridden)
+
+    def _free(self, ridden: Ridden) -> None:
+        if ridden.blocks:
             self._pool.free_blocks(reversed(ridden.blocks))
             ridden.blocks = []
+
+    def swap(self, ridden: Ridden) -> bool:
+        """Gives a sample's blocks back, its keys and values in host memory from then on; says whether it held any."""
+        if not ridden.blocks:
+            return False
+        past = self.sample(ridden).past
+        layers = range(len(ridden.inputs) - 1)
+        ridden.kept = [tuple(part.cpu() for part in past(layer, ridden.length)) for layer in layers]
+        self._free(ridden)
+        return True
 
     def _sample_tokens(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if any(not ridden.whole for ridden in self._riding.values()):
@@ -193,7 +210,7 @@ class Seam:
 
     def _hold(self, name: str, ridden: Ridden) -> None:
         table = self._tables.get(name) or []
-        count = -(-ridden.length // self._block_size)
+        count = -(-ridden.length // self.block_size)
         if len(table) < count:
             raise ValueError(f"its request has {len(table)} blocks and {ridden.length} tokens")
         ridden.blocks = list(table[:count])
@@ -205,8 +222,11 @@ class Seam:
         ids = torch.tensor([block.block_id for block in ridden.blocks], device=ridden.inputs[0].device)
 
         def past(layer: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-            parts = keys_values(layers[layer].self_attn.attn.kv_cache, self._block_size)
-            blocks = ids[: -(-count // self._block_size)]
+            if ridden.kept is not None:
+                keys, values = (part[:count].to(ids.device) for part in ridden.kept[layer])
+                return keys, values
+            parts = keys_values(layers[layer].self_attn.attn.kv_cache, self.block_size)
+            blocks = ids[: -(-count // self.block_size)]
             # Indexing copies: the cache is written by steps to come.
             keys, values = (part[blocks].flatten(0, 1)[:count] for part in parts)
             return keys, values
