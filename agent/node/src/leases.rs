@@ -159,7 +159,7 @@ impl Lent {
             let lease = LeaseWords {
                 number: self.lease.0,
                 state,
-                until_ns: session.clock.there(self.until_ns),
+                until_ns: session.link.clock.there(self.until_ns),
                 units: self.units,
             };
             session.tell_lease(self.slot, lease);

@@ -107,7 +107,7 @@ impl Members {
     /// The process that has a channel, if it has proven so and listens.
     pub(crate) fn owner_of(&self, (client, channel): (u32, u32)) -> Option<u64> {
         let has = |session: &&Session| {
-            let proven = matches!(session.clients.get(&client), Some(Client::Own(Some(_))));
+            let proven = matches!(session.rm.clients.get(&client), Some(Client::Own(Some(_))));
             let mut held = session.channels.iter();
             proven
                 && session.link.outbox.is_some()
@@ -134,7 +134,7 @@ impl Members {
         // Its channels stay as they are, and so may be disabled.
         session.state.was_gated |= before;
         if file.is_some() {
-            session.files.control = Control::Looking(None);
+            session.rm.files.control = Control::Looking(None);
         }
         // Before it is welcome, from when on it looks.
         session.beat(cx.now);
@@ -161,13 +161,13 @@ impl Members {
             text: attached(&session),
             ..Notice::default()
         });
-        if !session.asked.refused.is_empty() {
+        if !session.origin.asked.refused.is_empty() {
             cx.emit(Notice {
                 kind: "role_refused",
                 session: id,
                 pid,
                 job,
-                text: format!("pid {pid} {name} {}", session.asked.refused),
+                text: format!("pid {pid} {name} {}", session.origin.asked.refused),
                 ..Notice::default()
             });
         }
@@ -281,7 +281,7 @@ impl Members {
     }
 
     fn hear_edge(&mut self, id: u64, slot: usize, edge: Activity, cx: &mut Context<'_>) {
-        let Some(clock) = self.get(id).map(|session| session.clock) else {
+        let Some(clock) = self.get(id).map(|session| session.link.clock) else {
             return;
         };
         let edge = edge.by(clock);
@@ -330,7 +330,7 @@ impl Members {
             return;
         };
         let Some(gpu) = found else {
-            "uses a GPU this node does not have".clone_into(&mut session.note);
+            "uses a GPU this node does not have".clone_into(&mut session.state.note);
             return;
         };
         cx.ask(Request::SharesStale);
@@ -342,7 +342,7 @@ impl Members {
             gpu: Some(gpu),
             launched_before: counted.map_or(slot.launched_before, |page| page.launches(at)),
             seen: page.map_or(slot.seen, |page| {
-                Activity::read(&page.devices[at], &page.memory[at], session.clock)
+                Activity::read(&page.devices[at], &page.memory[at], session.link.clock)
             }),
             ..*slot
         };
@@ -381,11 +381,11 @@ impl Members {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        if session.tickets.len() >= TICKETS {
+        if session.calls.tickets.len() >= TICKETS {
             // The library lets it pass by itself after its hold.
             return;
         }
-        session.tickets.push(ticket);
+        session.calls.tickets.push(ticket);
         cx.ask(Request::Tickets(id));
     }
 
@@ -397,7 +397,7 @@ impl Members {
             return;
         };
         session.link.outbox = None;
-        session.tickets.clear();
+        session.calls.tickets.clear();
         cx.emit(Notice {
             kind: "disconnected",
             session: id,
@@ -454,7 +454,7 @@ impl Members {
 fn attached(session: &Session) -> String {
     let (pid, name) = (session.peer.process.pid, &session.peer.name);
     let role = format!("{:?}", session.role).to_lowercase();
-    let mut text = format!("pid {pid} {name} is {role} ({})", session.rule);
+    let mut text = format!("pid {pid} {name} is {role} ({})", session.origin.rule);
     let place = session.peer.whereabouts.text();
     if !place.is_empty() {
         text.push_str(", in ");
@@ -465,12 +465,12 @@ fn attached(session: &Session) -> String {
 
 /// A process said on which file its channels are: that is looked up.
 fn take_control_file(session: &mut Session, fd: i32, cx: &mut Context<'_>) {
-    let before = match std::mem::replace(&mut session.files.control, Control::None) {
+    let before = match std::mem::replace(&mut session.rm.files.control, Control::None) {
         Control::Known(file) => Some(file),
         Control::Looking(before) => before,
         Control::None => None,
     };
-    session.files.control = Control::Looking(before);
+    session.rm.files.control = Control::Looking(before);
     cx.ask(Request::Claim(Claim::Taken {
         session: session.id,
         process: session.process(),

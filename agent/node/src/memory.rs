@@ -492,7 +492,7 @@ fn answer_ask(session: SessionId, ask: AskId, granted: Granted, members: &mut Me
 
 /// By the clock of the process.
 fn deadline(session: SessionId, until: Instant, members: &Members) -> u64 {
-    let clock = members.get(session.0).map(|session| session.clock);
+    let clock = members.get(session.0).map(|session| session.link.clock);
     clock.unwrap_or_default().there(until.as_nanos())
 }
 

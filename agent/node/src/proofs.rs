@@ -131,7 +131,7 @@ impl Proofs {
     pub fn ask_again(&mut self, proven: Proven, members: &Members, prover: &dyn Prover, now: u64) {
         let (session, client) = proven;
         let state = members.get(session);
-        let Some(Client::Own(Some(file))) = state.and_then(|state| state.clients.get(&client))
+        let Some(Client::Own(Some(file))) = state.and_then(|state| state.rm.clients.get(&client))
         else {
             return;
         };

@@ -33,43 +33,60 @@ pub struct Session {
     /// What it is.
     pub role: Role,
     /// Why.
-    pub rule: String,
-    /// What it asked to be.
-    pub asked: Asked,
-    /// What it gives its job among others.
-    pub gives: Gives,
+    pub origin: Origin,
     /// Offline only.
     pub job: Option<JobId>,
     /// The library in it.
     pub library: Library,
-    /// Its clock.
-    pub clock: ProcessClock,
     /// How it is reached.
     pub link: Link,
     /// Its devices, by the place in its page.
     pub slots: [Slot; DEVICES],
-    /// The driver's files of it.
-    pub files: OwnFiles,
-    /// Its RM clients.
-    pub clients: HashMap<u32, Client>,
-    /// Claims of such that the prover has not answered.
-    pub claims: usize,
+    /// What it has of the driver.
+    pub rm: Rm,
     /// Its channels.
     pub channels: Vec<Held>,
-    /// What its groups of channels had before they were given timeslices, by client and handle.
-    pub slices: HashMap<(u32, u32), Before>,
-    /// Scheduling calls that wait.
-    pub tickets: Vec<Ticket>,
+    /// Scheduling calls.
+    pub calls: Calls,
     /// What the last reclaim that asked it found in the way.
     pub blocker: Option<(ReclaimId, Blocker)>,
     /// How it stands.
     pub state: State,
-    /// Why it is not managed, or what is odd.
-    pub note: String,
     /// What it says of its work.
     pub work: Work,
     /// What leases have to do with it.
     pub lease: Leasing,
+}
+
+/// Where a process has its role from.
+#[derive(Debug)]
+pub struct Origin {
+    /// The rule that decided, in words.
+    pub rule: String,
+    /// What the process asked to be.
+    pub asked: Asked,
+    /// What it gives its job among others.
+    pub gives: Gives,
+}
+
+/// What a process has of the driver.
+#[derive(Debug)]
+pub struct Rm {
+    /// The driver's files of it.
+    pub files: OwnFiles,
+    /// Its RM clients.
+    pub clients: HashMap<u32, Client>,
+    /// Claims of clients that the prover has not answered.
+    pub claims: usize,
+}
+
+/// Scheduling calls of a process.
+#[derive(Debug, Default)]
+pub struct Calls {
+    /// What its groups of channels had before they were given timeslices, by client and handle.
+    pub slices: HashMap<(u32, u32), Before>,
+    /// Its own calls that wait.
+    pub tickets: Vec<Ticket>,
 }
 
 /// What leases have to do with a process.
@@ -115,6 +132,8 @@ pub struct Silence {
 /// How a process is reached, and what it last said there.
 #[derive(Debug)]
 pub struct Link {
+    /// The clock of the times that it sends.
+    pub clock: ProcessClock,
     /// None: edges travel on the stream.
     pub page: Option<PageRef>,
     /// None: the connection is lost, the process lives on.
@@ -141,8 +160,10 @@ pub struct Flight {
 }
 
 /// How a process stands with the agent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
+    /// Why it is not managed, or what is odd.
+    pub note: String,
     /// It was under an agent before.
     pub was_gated: bool,
     /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
@@ -283,13 +304,15 @@ impl Session {
             id: newcomer.session,
             peer: newcomer.peer,
             role: newcomer.role,
-            rule: newcomer.rule,
-            asked: newcomer.asked,
-            gives: newcomer.gives,
+            origin: Origin {
+                rule: newcomer.rule,
+                asked: newcomer.asked,
+                gives: newcomer.gives,
+            },
             job: None,
             library: newcomer.library,
-            clock: newcomer.clock,
             link: Link {
+                clock: newcomer.clock,
                 page: newcomer.page,
                 outbox: Some(newcomer.outbox),
                 rings: Rate::default(),
@@ -299,18 +322,18 @@ impl Session {
                 released: 0,
             },
             slots: [Slot::default(); DEVICES],
-            files: OwnFiles { control, uvm: None },
-            clients: HashMap::new(),
-            claims: 0,
+            rm: Rm {
+                files: OwnFiles { control, uvm: None },
+                clients: HashMap::new(),
+                claims: 0,
+            },
             channels: Vec::new(),
-            slices: HashMap::new(),
-            tickets: Vec::new(),
+            calls: Calls::default(),
             blocker: None,
             state: State {
                 was_gated: newcomer.last_agent_generation != 0,
                 ..State::default()
             },
-            note: String::new(),
             work: Work::default(),
             lease: Leasing {
                 salt: salt(&newcomer.job),
@@ -355,7 +378,7 @@ impl Session {
     /// Gives it a sign of life: a time of its own clock, since libraries of 0.1.0 and before compare it with that.
     pub fn beat(&self, now: u64) {
         if let Some(page) = &self.link.page {
-            let at = self.clock.there(now);
+            let at = self.link.clock.there(now);
             page.agent.heartbeat_ns.store(at, Ordering::Release);
         }
     }
@@ -428,7 +451,7 @@ impl Session {
     pub fn take_files(&mut self) -> Files {
         let mut control: Vec<File> = Vec::new();
         for held in self.channels.iter().filter(|held| held.place.is_some()) {
-            if let Some(Client::Own(Some(file))) = self.clients.get(&held.channel.client)
+            if let Some(Client::Own(Some(file))) = self.rm.clients.get(&held.channel.client)
                 && !control.iter().any(|known| known.is(file))
             {
                 control.push(file.clone());
@@ -436,7 +459,7 @@ impl Session {
         }
         Files {
             control,
-            uvm: self.files.uvm.take(),
+            uvm: self.rm.files.uvm.take(),
         }
     }
 
@@ -453,10 +476,10 @@ impl Session {
             return true;
         }
         if settings.level == Level::L5 || settings.mps {
-            return matches!(self.files.control, Control::Known(_));
+            return matches!(self.rm.files.control, Control::Known(_));
         }
         let proven = |held: &Held| {
-            let client = self.clients.get(&held.channel.client);
+            let client = self.rm.clients.get(&held.channel.client);
             matches!(client, Some(Client::Own(_)))
         };
         self.channels.iter().any(proven)
@@ -491,7 +514,8 @@ impl Session {
     pub fn forget_slices(&mut self) {
         let channels = &self.channels;
         let of = |held: &Held| (held.channel.client, held.channel.tsg);
-        self.slices
+        self.calls
+            .slices
             .retain(|group, _| channels.iter().any(|held| of(held) == *group));
     }
 
@@ -504,8 +528,9 @@ impl Session {
     /// Whether every client it has was proven.
     #[must_use]
     pub fn is_proven(&self) -> bool {
-        !self.clients.is_empty()
+        !self.rm.clients.is_empty()
             && self
+                .rm
                 .clients
                 .values()
                 .all(|client| matches!(client, Client::Own(Some(_))))

@@ -117,10 +117,10 @@ impl View<'_> {
             }
         }
         if view.state == JobState::Unmanaged || session.state.launch_gated {
-            let why = if session.note.is_empty() {
+            let why = if session.state.note.is_empty() {
                 "its channels cannot be controlled"
             } else {
-                &session.note
+                &session.state.note
             };
             reasons.push(format!("its launches are held, not its channels: {why}"));
         }

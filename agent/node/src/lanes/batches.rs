@@ -51,7 +51,7 @@ fn batches<'a>(
         for held in members {
             let Some(place) = held.place else { continue };
             let channel = held.channel;
-            let file = match session.clients.get(&channel.client) {
+            let file = match session.rm.clients.get(&channel.client) {
                 Some(Client::Own(file)) => file.clone(),
                 _ => None,
             };
@@ -108,7 +108,7 @@ fn proven<'a>(sessions: impl Iterator<Item = &'a Session>, gpu: GpuId) -> Vec<Pr
     for session in sessions {
         let mut own: Vec<u32> = on(session, gpu)
             .map(|held| held.channel.client)
-            .filter(|client| matches!(session.clients.get(client), Some(Client::Own(Some(_)))))
+            .filter(|client| matches!(session.rm.clients.get(client), Some(Client::Own(Some(_)))))
             .collect();
         own.sort_unstable();
         own.dedup();

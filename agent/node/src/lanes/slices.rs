@@ -26,7 +26,7 @@ fn groups(session: &Session, gpu: GpuId) -> BTreeSet<(u32, u32)> {
 /// What policy is told of a process where jobs are to share by timeslices.
 pub(crate) fn said(session: &Session, gpu: GpuId, level: Level) -> Event<'static> {
     let own = groups(session, gpu);
-    let is_reached = |client| matches!(session.clients.get(client), Some(Client::Own(Some(_))));
+    let is_reached = |client| matches!(session.rm.clients.get(client), Some(Client::Own(Some(_))));
     let lacks = if !matches!(level, Level::L1 | Level::L2) {
         Some(Lacks::Level)
     } else if session.state.launch_gated || !own.iter().all(|(client, _)| is_reached(client)) {
@@ -68,7 +68,7 @@ impl Lanes {
         members.each_of_job(job, |session| {
             session.forget_slices();
             for own @ (client, handle) in groups(session, gpu) {
-                let Some(Client::Own(Some(file))) = session.clients.get(&client) else {
+                let Some(Client::Own(Some(file))) = session.rm.clients.get(&client) else {
                     continue;
                 };
                 let object = Object {
@@ -78,7 +78,7 @@ impl Lanes {
                 };
                 all.push(Group {
                     object,
-                    before: session.slices.entry(own).or_default().clone(),
+                    before: session.calls.slices.entry(own).or_default().clone(),
                     inherited: session.state.was_gated,
                 });
             }
@@ -115,7 +115,7 @@ impl Lanes {
     pub(crate) fn unslice(&mut self, job: JobId, members: &mut Members, cx: &mut Context<'_>) {
         let any = members
             .of_job(job)
-            .any(|session| !session.slices.is_empty());
+            .any(|session| !session.calls.slices.is_empty());
         if !any {
             return;
         }

@@ -13,13 +13,13 @@ impl Lanes {
         let Some(session) = members.get_mut(id) else {
             return;
         };
-        if session.tickets.is_empty() {
+        if session.calls.tickets.is_empty() {
             return;
         }
-        let (go, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut session.tickets)
+        let (go, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut session.calls.tickets)
             .into_iter()
             .partition(|ticket| self.may_schedule(session, ticket, level));
-        session.tickets = stay;
+        session.calls.tickets = stay;
         for ticket in go {
             session.tell(Tell::Go {
                 ticket: ticket.ticket,
@@ -29,7 +29,7 @@ impl Lanes {
 
     /// The same of all processes of a job.
     pub(crate) fn release_job_tickets(&self, job: JobId, members: &mut Members, level: Level) {
-        let waits = |session: &&Session| !session.tickets.is_empty();
+        let waits = |session: &&Session| !session.calls.tickets.is_empty();
         let waiting: Vec<u64> = members
             .of_job(job)
             .filter(waits)
@@ -44,7 +44,7 @@ impl Lanes {
         if session.role != Role::Offline || level == Level::L5 {
             return true;
         }
-        match session.clients.get(&ticket.client) {
+        match session.rm.clients.get(&ticket.client) {
             // It cannot be gated by its channels: its launches wait instead.
             Some(Client::Foreign) => return true,
             Some(Client::Own(_)) => {}

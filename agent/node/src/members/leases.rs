@@ -334,7 +334,7 @@ fn hear(
         if let Some(flight) = flight {
             follower.in_flight(flight, cx.now, news);
         }
-        let beat = Beat::read(words, session.clock, cx.now);
+        let beat = Beat::read(words, session.link.clock, cx.now);
         let beat = beat.filter(|beat| beat.count != follower.count());
         let next = beat.and_then(|beat| follower.hear(beat, flight, cx.now, news));
         for event in news.drain(..) {

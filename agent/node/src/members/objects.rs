@@ -52,7 +52,7 @@ impl Members {
     pub(crate) fn disown(&mut self, id: u64, client: u32) {
         self.claims.release(client, id);
         if let Some(session) = self.get_mut(id) {
-            session.clients.remove(&client);
+            session.rm.clients.remove(&client);
         }
     }
 
@@ -66,16 +66,16 @@ impl Members {
         let Some(session) = self.get_mut(id) else {
             return;
         };
-        if session.clients.contains_key(&client) {
+        if session.rm.clients.contains_key(&client) {
             return;
         }
         // Whose claim is still looked at when the client is gone counts, too.
-        if session.clients.len().max(session.claims) >= CHANNELS {
-            "too many RM clients".clone_into(&mut session.note);
+        if session.rm.clients.len().max(session.rm.claims) >= CHANNELS {
+            "too many RM clients".clone_into(&mut session.state.note);
             return;
         }
-        session.clients.insert(client, Client::Asked);
-        match &session.files.control {
+        session.rm.clients.insert(client, Client::Asked);
+        match &session.rm.files.control {
             Control::Looking(_) => {}
             Control::Known(file) => {
                 let claim = Claim::Client {
@@ -84,7 +84,7 @@ impl Members {
                     process: session.process(),
                     client,
                 };
-                session.claims += 1;
+                session.rm.claims += 1;
                 cx.ask(Request::Claim(claim));
             }
             Control::None if cx.settings.mps => self.refuse(id, client, MPS, cx),
@@ -127,7 +127,7 @@ impl Members {
             Proof::File { session: id, file } => self.judge_file(id, file, cx),
             Proof::Uvm { session: id, file } => {
                 if let Some(session) = self.get_mut(id) {
-                    session.files.uvm = file;
+                    session.rm.files.uvm = file;
                 }
             }
             Proof::Beats { session: id, page } => self.judge_beats(id, page, cx),
@@ -138,8 +138,8 @@ impl Members {
                 let Some(session) = self.get_mut(id) else {
                     return;
                 };
-                session.claims = session.claims.saturating_sub(1);
-                if session.clients.contains_key(&client) {
+                session.rm.claims = session.rm.claims.saturating_sub(1);
+                if session.rm.clients.contains_key(&client) {
                     self.refuse(id, client, MPS, cx);
                 }
             }
@@ -151,8 +151,8 @@ impl Members {
                 let Some(session) = self.get_mut(id) else {
                     return;
                 };
-                session.claims = session.claims.saturating_sub(1);
-                if !session.clients.contains_key(&client) {
+                session.rm.claims = session.rm.claims.saturating_sub(1);
+                if !session.rm.clients.contains_key(&client) {
                     return;
                 }
                 if file.is_some() {
@@ -183,17 +183,18 @@ impl Members {
         let Some(session) = self.get_mut(id) else {
             return;
         };
-        let before = match &mut session.files.control {
+        let before = match &mut session.rm.files.control {
             Control::Looking(before) => before.take(),
             Control::Known(_) | Control::None => None,
         };
         if file.is_none() {
-            "what it sent is not the driver's control file".clone_into(&mut session.note);
+            "what it sent is not the driver's control file".clone_into(&mut session.state.note);
         }
-        session.files.control = file.or(before).map_or(Control::None, Control::Known);
+        session.rm.files.control = file.or(before).map_or(Control::None, Control::Known);
         // What was proven on another file of it stays so.
         let unproven = |(_, client): &(&u32, &Client)| !matches!(client, Client::Own(Some(_)));
         let open: Vec<u32> = session
+            .rm
             .clients
             .iter()
             .filter(unproven)
@@ -201,7 +202,7 @@ impl Members {
             .collect();
         for client in open {
             if let Some(session) = self.get_mut(id) {
-                session.clients.remove(&client);
+                session.rm.clients.remove(&client);
             }
             self.ask_about(id, client, cx);
         }
@@ -213,7 +214,7 @@ impl Members {
         let Some(session) = self.get_mut(id) else {
             return;
         };
-        session.clients.insert(client, Client::Own(file));
+        session.rm.clients.insert(client, Client::Own(file));
         cx.ask(Request::Manage {
             session: id,
             client,
@@ -225,8 +226,8 @@ impl Members {
         let Some(session) = self.get_mut(id) else {
             return;
         };
-        session.clients.insert(client, Client::Foreign);
-        why.clone_into(&mut session.note);
+        session.rm.clients.insert(client, Client::Foreign);
+        why.clone_into(&mut session.state.note);
         self.gate_launches(id, cx);
         let Some(session) = self.get_mut(id) else {
             return;
@@ -296,7 +297,7 @@ impl Members {
             held.gpu = gpu;
         } else if session.channels.len() >= CHANNELS {
             cx.counters.channels_refused += 1;
-            session.note = format!("more than {CHANNELS} channels: launches wait instead");
+            session.state.note = format!("more than {CHANNELS} channels: launches wait instead");
             self.gate_launches(id, cx);
             return None;
         } else {
@@ -345,7 +346,7 @@ impl Members {
         if session.role != Role::Offline || level == Level::L5 {
             return None;
         }
-        let own = match session.clients.get(&channel.client) {
+        let own = match session.rm.clients.get(&channel.client) {
             Some(Client::Own(file)) => {
                 level != Level::L2 || (file.is_some() && channel.subdevice != 0)
             }
@@ -368,7 +369,7 @@ impl Members {
         let Some(place) = adoption.place(channel.pair(), instance, owner, was_gated) else {
             cx.counters.channels_refused += 1;
             "its job or tenant has its share of the journal: launches wait instead"
-                .clone_into(&mut session.note);
+                .clone_into(&mut session.state.note);
             self.gate_launches(id, cx);
             return None;
         };

@@ -105,7 +105,7 @@ impl Members {
         cx.counters.pages_dropped += 1;
         session.link.page = None;
         session.role = Role::Ignore;
-        session.note = format!("{why}: its page was dropped");
+        session.state.note = format!("{why}: its page was dropped");
         cx.ask(Request::Guards);
         cx.step(Event::OnlineGone {
             session: SessionId(id),
@@ -120,7 +120,8 @@ impl Members {
                     continue;
                 };
                 if let Some(page) = &session.link.page {
-                    slot.seen = Activity::read(&page.devices[at], &page.memory[at], session.clock);
+                    slot.seen =
+                        Activity::read(&page.devices[at], &page.memory[at], session.link.clock);
                 }
                 found(Event::Activity {
                     session: SessionId(session.id),
@@ -140,7 +141,7 @@ impl Members {
     pub(crate) fn hand_over(&self, now: u64) {
         for session in self.all() {
             if let Some(page) = &session.link.page {
-                let at = session.clock.there(now);
+                let at = session.link.clock.there(now);
                 page.agent.handing_over_ns.store(at, Ordering::Release);
             }
         }
@@ -228,7 +229,7 @@ fn hear_activity(session: &mut Session, cx: &mut Context<'_>) {
     let words = page.devices.iter().zip(&page.memory);
     for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         let Some(gpu) = slot.gpu else { continue };
-        let activity = Activity::read(words, more, session.clock);
+        let activity = Activity::read(words, more, session.link.clock);
         if activity.word != slot.seen.word {
             slot.seen = activity;
             cx.step(Event::Activity {

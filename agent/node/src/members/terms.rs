@@ -33,7 +33,7 @@ impl Members {
         };
         let user = self.user_of(first);
         let share = users.get(&user).copied().unwrap_or_default();
-        let given = self.of_job(job).map(|session| session.gives);
+        let given = self.of_job(job).map(|session| session.origin.gives);
         let terms = Terms::of(UserId(user), share, given);
         let told = self.terms.insert(job, terms).unwrap_or_default();
         (told != terms).then_some(Event::Terms { job, terms })

@@ -130,7 +130,7 @@ fn read(session: &mut Session) {
     let words = page.devices.iter().zip(&page.memory);
     for (slot, (words, more)) in session.slots.iter_mut().zip(words) {
         if slot.gpu.is_some() {
-            slot.seen = Activity::read(words, more, session.clock);
+            slot.seen = Activity::read(words, more, session.link.clock);
         }
     }
 }

@@ -54,7 +54,7 @@ impl Shell {
                 returned_ns,
                 method,
             } => {
-                let (job, clock) = (session.job, session.clock);
+                let (job, clock) = (session.job, session.link.clock);
                 let status = if errno != 0 {
                     u32::MAX
                 } else if method.unwrap_or_default() != self.settings.method {

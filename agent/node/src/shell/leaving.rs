@@ -259,7 +259,7 @@ impl Shell {
         };
         // Before its proof an answer of it would count for nothing.
         let proven =
-            |client: u32| matches!(session.clients.get(&client), Some(Client::Own(Some(_))));
+            |client: u32| matches!(session.rm.clients.get(&client), Some(Client::Own(Some(_))));
         let pairs = || {
             let pairs = session.channels.iter().map(|held| held.channel.pair());
             pairs.filter(|pair| proven(pair.0))

@@ -29,12 +29,12 @@ impl View<'_> {
     }
 
     pub(in crate::control) fn process(&self, session: &Session) -> v1::ProcessStatus {
-        let clock = session.clock.text().unwrap_or_default();
+        let clock = session.link.clock.text().unwrap_or_default();
         let busy = self.busy_for_nothing(session).unwrap_or_default();
         let notes = [
             (true, busy.as_str()),
-            (true, session.asked.refused.as_str()),
-            (true, session.note.as_str()),
+            (true, session.origin.asked.refused.as_str()),
+            (true, session.state.note.as_str()),
             (true, clock.as_str()),
             (session.link.outbox.is_none(), "connection lost"),
             (
@@ -51,7 +51,7 @@ impl View<'_> {
             pid: session.process().pid,
             uid: session.peer.uid,
             name: session.peer.name.clone().into(),
-            rule: session.rule.clone(),
+            rule: session.origin.rule.clone(),
             job: session.job.map_or("", |job| self.job_name(job)).to_owned(),
             library_version: session.library.version.clone().into(),
             driver_version: session.library.driver.clone().into(),
@@ -76,12 +76,12 @@ impl View<'_> {
             }
             .to_owned(),
             note,
-            role_refused: session.asked.refused.clone(),
+            role_refused: session.origin.asked.refused.clone(),
             whereabouts: Some(whereabouts(&session.peer.whereabouts)),
             ..v1::ProcessStatus::default()
         };
         status.set_role(role(session.role));
-        if let Some(asked) = session.asked.role {
+        if let Some(asked) = session.origin.asked.role {
             status.set_asked_role(role(asked));
         }
         status
