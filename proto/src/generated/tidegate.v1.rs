@@ -69,90 +69,96 @@ pub mod client_event {
         LeaseOver(super::LeaseOver),
     }
 }
-/// The page on which an online process says its iterations (abi::beats), after the agent asked for it with BeatsWanted.
+/// The page on which an online process reports its iterations (abi::beats), after the agent asked for it by BeatsWanted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BeatPage {
-    /// A memfd of one page that can neither shrink nor grow.
+    /// A memfd of one page, sealed so that it can neither shrink nor grow.
     #[prost(int32, tag = "1")]
     pub fd: i32,
 }
-/// The unit that a trainer could run next, from a client that has no page to say it in (tg_unit).
+/// The unit that a trainer could run next (tg_unit). Only a client without a page sends this.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrainingUnit {
-    /// How many of them follow one another; 0: it takes no lease.
+    /// How many such units could follow one another; 0: the trainer takes no lease.
     #[prost(uint32, tag = "1")]
     pub most: u32,
+    /// The unit is of the backward pass.
     #[prost(bool, tag = "2")]
     pub backward: bool,
-    /// Of its window.
+    /// Tokens of its window.
     #[prost(uint64, tag = "3")]
     pub tokens: u64,
-    /// What one takes alone by the trainer's own account; 0: it does not say.
+    /// How long one unit takes alone, as the trainer reports it; 0: the trainer reports nothing.
     #[prost(uint64, tag = "4")]
     pub unit_ns: u64,
 }
-/// Nothing of a trainer runs under that lease any more, from a client that has no page to say it in.
+/// The trainer has nothing of this lease on the GPU any more. Only a client without a page sends this.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaseOver {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
     #[prost(uint64, tag = "2")]
     pub lease: u64,
-    /// Units that ran.
+    /// Units that ran under the lease.
     #[prost(uint64, tag = "3")]
     pub units: u64,
 }
-/// What a training has done, as its trainer says (tg_trainer); what it said before no longer holds.
+/// What a training has done, as its trainer reports it (tg_trainer). A message replaces the one before it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Training {
-    /// Optimizer steps done, of so many (0: it is not known of how many), and done before this process began.
+    /// Optimizer steps that are done.
     #[prost(uint64, tag = "1")]
     pub step: u64,
+    /// Optimizer steps of the whole training; 0: unknown.
     #[prost(uint64, tag = "2")]
     pub steps: u64,
+    /// Optimizer steps that were done before this process began.
     #[prost(uint64, tag = "3")]
     pub begun: u64,
-    /// By this process: tokens trained on, units run, those of them that were done again because memory was taken, and
-    /// how often that was.
+    /// Tokens that this process has trained on.
     #[prost(uint64, tag = "4")]
     pub tokens: u64,
+    /// Units that this process has run.
     #[prost(uint64, tag = "5")]
     pub units: u64,
+    /// Units that this process ran again because memory was taken.
     #[prost(uint64, tag = "6")]
     pub units_redone: u64,
+    /// How often memory was taken from this process.
     #[prost(uint64, tag = "7")]
     pub reclaims: u64,
-    /// 0: it is not run in units.
+    /// Layers that are trained in units; 0: the training is not run in units.
     #[prost(uint32, tag = "8")]
     pub layers: u32,
-    /// Those of them whose frozen weights are on the device.
+    /// Of these, layers whose frozen weights are on the device.
     #[prost(uint32, tag = "9")]
     pub resident_layers: u32,
-    /// Unset: it is not known.
+    /// Unset: unknown.
     #[prost(double, optional, tag = "10")]
     pub loss: ::core::option::Option<f64>,
-    /// Where the finished adapter is, and who answers with it. Empty: it is not finished, nobody does.
+    /// Where the finished adapter is; empty: it is not finished.
     #[prost(string, tag = "11")]
     pub adapter: ::prost::alloc::string::String,
+    /// The server that serves it; empty: none.
     #[prost(string, tag = "12")]
     pub served: ::prost::alloc::string::String,
 }
-/// Useful units of work since the greeting, from a client that has no page to count them in (tg_progress).
+/// Useful units of work since the greeting (tg_progress). Only a client without a page sends this.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Progress {
     #[prost(uint64, tag = "1")]
     pub units: u64,
 }
-/// The process' own descriptor of /dev/nvidia-uvm, on which its channels are registered. The agent takes
-/// a copy: as long as it has one, the driver does not stop the channels of a process that died.
+/// The process' own descriptor of /dev/nvidia-uvm, on which its channels are registered. The agent takes a copy. As long
+/// as the agent has the copy, the driver does not stop the channels of a process that died.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UvmFile {
     #[prost(int32, tag = "1")]
     pub fd: i32,
 }
-/// The process' own descriptor of /dev/nvidiactl, on which its channels were made, where it came to own
-/// them only after the greeting or owns them by another file since. The agent takes a copy, which replaces
-/// what it was given before.
+/// The process' own descriptor of /dev/nvidiactl, on which its channels were made. The process sends it if it made its
+/// first channels after the greeting, or made them on another file. The agent takes a copy, which replaces an earlier
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ControlFile {
     #[prost(int32, tag = "1")]
@@ -169,56 +175,58 @@ pub struct Hello {
     pub page_version: u32,
     #[prost(enumeration = "Role", tag = "3")]
     pub wished_role: i32,
-    /// Names the offline job whose gate this process shares; empty: its cgroup, else the process itself.
+    /// The offline job to which this process belongs; empty: that of its cgroup, or else the process itself.
     #[prost(string, tag = "4")]
     pub job: ::prost::alloc::string::String,
-    /// Process name as in /proc/self/comm, for people.
+    /// Process name as in /proc/self/comm. Only shown to operators.
     #[prost(string, tag = "5")]
     pub name: ::prost::alloc::string::String,
-    /// Process id as the process sees it (its own pid namespace). Identity is the socket's, not this.
+    /// Process id as the process sees it (its own pid namespace). The agent identifies the process by the socket instead.
     #[prost(int32, tag = "6")]
     pub pid: i32,
-    /// Its counts are plain per-thread words (true) or atomic adds because membarrier is refused.
+    /// Launches are counted in plain words, one for each thread. False: in atomic words, because the kernel refuses
+    /// membarrier.
     #[prost(bool, tag = "7")]
     pub membarrier: bool,
-    /// Driver version string the process saw, e.g. "580.95.05"; empty if not observed.
+    /// Version of the driver that the process saw, e.g. "580.95.05"; empty: it saw none.
     #[prost(string, tag = "8")]
     pub driver_version: ::prost::alloc::string::String,
     /// Generation of the agent whose gate the process last obeyed; 0 = none.
     #[prost(uint64, tag = "9")]
     pub last_agent_generation: u64,
-    /// What the library can do with memory: 0 = nothing (it is sent no memory command), 1 = the
-    /// messages under "Runtime: memory".
+    /// What the library can do with memory. 0: nothing, so the agent sends it no memory command. 1: the messages under
+    /// "Runtime: memory".
     #[prost(uint32, tag = "10")]
     pub memory: u32,
-    /// TIDEGATE_ROLE where it names no role, for people; cut to 64 bytes. Empty: it names one, or is not set.
+    /// The value of TIDEGATE_ROLE if it is not a role, cut to 64 bytes. Only shown to operators.
     #[prost(string, tag = "11")]
     pub unknown_role: ::prost::alloc::string::String,
-    /// TIDEGATE_WEIGHT: the most that the process wants its job to weigh; 0: whatever the agent's rules say. It only
-    /// ever lowers what they say.
+    /// TIDEGATE_WEIGHT: an upper bound for the weight of the job; 0: no bound. It never raises the weight that the agent's
+    /// rules give.
     #[prost(uint32, tag = "12")]
     pub weight: u32,
-    /// CLOCK_MONOTONIC of the process when it wrote this, after it had the agent's greeting; 0: it does not say. Its
-    /// clock may be another one than the agent's, and every time that it says or is told is of its own clock.
+    /// CLOCK_MONOTONIC of the process when it wrote this message, after it had received the agent's greeting; 0: unknown.
+    /// This clock may differ from the agent's. Every time in messages from and to the process is on the clock of the
+    /// process.
     #[prost(uint64, tag = "13")]
     pub clock_ns: u64,
-    /// It sends the next Edge of a device only when the agent has Heard the last. Between two of them a later edge replaces
-    /// an earlier one.
+    /// The process sends the next Edge of a device only after the agent has confirmed the last one by Heard. Until then a
+    /// later edge replaces an earlier one.
     #[prost(bool, tag = "14")]
     pub paces: bool,
 }
-/// A place of the page's device arrays is in use.
+/// The process uses a device.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeviceSeen {
-    /// Index into the page: the process' own CUDA ordinal.
+    /// Index into the device arrays of the page: the process' own CUDA ordinal.
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// 16 bytes.
+    /// UUID of the GPU, 16 bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub uuid: ::prost::alloc::vec::Vec<u8>,
 }
-/// What the process' driver asked of the resource manager, in order. The first message after
-/// Hello carries what stands (`snapshot`), later ones what changed.
+/// Calls of the process to the resource manager, in order. The first message after Hello lists all objects that exist
+/// (`snapshot`), later messages list changes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RmEvents {
     #[prost(bool, tag = "1")]
@@ -261,7 +269,7 @@ pub struct ChannelUp {
     pub client: u32,
     #[prost(uint32, tag = "2")]
     pub channel: u32,
-    /// The TSG; equal to `channel` for a channel without one.
+    /// The channel group (TSG) of the channel; equal to `channel` for a channel without a group.
     #[prost(uint32, tag = "3")]
     pub tsg: u32,
     #[prost(enumeration = "Engine", tag = "4")]
@@ -269,12 +277,13 @@ pub struct ChannelUp {
     /// Device instance (NV0080_ALLOC.deviceId), -1 if unknown.
     #[prost(int32, tag = "5")]
     pub device_instance: i32,
-    /// 16 bytes when UVM_REGISTER_CHANNEL named the GPU, else empty.
+    /// UUID of the GPU, 16 bytes, if UVM_REGISTER_CHANNEL named it; empty otherwise.
     #[prost(bytes = "vec", tag = "6")]
     pub uuid: ::prost::alloc::vec::Vec<u8>,
+    /// RM class of the channel.
     #[prost(uint32, tag = "7")]
     pub class: u32,
-    /// A subdevice of `client` on that GPU, for level L2; 0: none was seen.
+    /// A subdevice of `client` on that GPU, for level L2; 0: the library saw none.
     #[prost(uint32, tag = "8")]
     pub subdevice: u32,
 }
@@ -285,47 +294,49 @@ pub struct ChannelDown {
     #[prost(uint32, tag = "2")]
     pub channel: u32,
 }
-/// A GPFIFO_SCHEDULE(enable) is held back until the agent answers ScheduleGo or 2 s passed.
+/// The library delays a GPFIFO_SCHEDULE(enable) until the agent answers by ScheduleGo, or 2 s have passed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ScheduleRequest {
     #[prost(uint64, tag = "1")]
     pub ticket: u64,
     #[prost(uint32, tag = "2")]
     pub client: u32,
-    /// TSG or channel.
+    /// Handle of a channel group or a channel.
     #[prost(uint32, tag = "3")]
     pub object: u32,
 }
-/// An edge from a client without a page. With a page the doorbell says it.
+/// An edge from a client without a page. A client with a page rings its doorbell instead.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Edge {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
     #[prost(bool, tag = "2")]
     pub busy: bool,
-    /// abi::page activity word after the edge.
+    /// The activity word (abi::page) after the edge.
     #[prost(uint64, tag = "3")]
     pub activity: u64,
-    /// CLOCK_MONOTONIC of the process, of the edge; on an idle edge when the work was proven done.
+    /// When the edge was, on CLOCK_MONOTONIC of the process. For an idle edge: when the work was known to be done.
     #[prost(uint64, tag = "4")]
     pub at_ns: u64,
+    /// Launches of the busy period that ended with the last idle edge.
     #[prost(uint64, tag = "5")]
     pub launches: u64,
+    /// The graph that was launched last; 0: none.
     #[prost(uint64, tag = "6")]
     pub graph: u64,
 }
-/// State of every hook row, about once a second while something changes.
+/// State of every row of the hook table. The library sends it about once a second while something changes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HookReport {
     #[prost(message, repeated, tag = "1")]
     pub rows: ::prost::alloc::vec::Vec<HookRow>,
-    /// Resolved by the application in an ABI the table has no wrapper for.
+    /// Functions that the application found with an ABI for which the table has no hook.
     #[prost(message, repeated, tag = "2")]
     pub unhooked: ::prost::alloc::vec::Vec<UnhookedAbi>,
-    /// Libraries opened with RTLD_DEEPBIND, which escape the hooks.
+    /// Libraries that were opened with RTLD_DEEPBIND, which bypass the hooks.
     #[prost(uint64, tag = "3")]
     pub deepbind_loads: u64,
-    /// Panics caught at the library's edges.
+    /// Panics that the library caught before they reached the application.
     #[prost(uint64, tag = "4")]
     pub panics: u64,
 }
@@ -333,10 +344,10 @@ pub struct HookReport {
 pub struct HookRow {
     #[prost(string, tag = "1")]
     pub symbol: ::prost::alloc::string::String,
-    /// The application was handed our wrapper.
+    /// The application received the hook when it looked this function up.
     #[prost(bool, tag = "2")]
     pub installed: bool,
-    /// The driver's own function is known.
+    /// The library knows the driver's own function.
     #[prost(bool, tag = "3")]
     pub resolved: bool,
     #[prost(uint64, tag = "4")]
@@ -368,11 +379,11 @@ pub struct ChannelResult {
     pub entered_ns: u64,
     #[prost(uint64, tag = "5")]
     pub returned_ns: u64,
-    /// The method that was carried out.
+    /// The method that the library used.
     #[prost(enumeration = "StopMethod", tag = "6")]
     pub method: i32,
 }
-/// A device has been busy for `busy_suspect` without a launch, or is no longer so (UNSPECIFIED).
+/// A device has been busy for `busy_suspect` without a launch. UNSPECIFIED: this is no longer so.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Suspect {
     #[prost(uint32, tag = "1")]
@@ -382,7 +393,7 @@ pub struct Suspect {
     #[prost(uint64, tag = "3")]
     pub since_ns: u64,
 }
-/// Something worth an event on the node, e.g. a schedule call let through ungated.
+/// Something that the agent records as an event, e.g. a scheduling call that the library let through ungated.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Note {
     #[prost(string, tag = "1")]
@@ -390,7 +401,7 @@ pub struct Note {
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
 }
-/// Offline launches began (`waiting`) or ceased to wait on the gate word.
+/// Offline launches began to wait at the launch gate (`waiting`), or no longer wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GateWait {
     #[prost(bool, tag = "1")]
@@ -440,42 +451,42 @@ pub mod agent_command {
         Lease(super::Lease),
     }
 }
-/// A trainer may be given leases beside this online process: it is to say its iterations on a page (BeatPage). Sent to
-/// a process whose page is of minor 5 at least.
+/// A trainer may get leases beside this online process, which therefore has to report its iterations on a page
+/// (BeatPage). The agent sends this only to a process whose page has minor version 5 or newer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BeatsWanted {}
-/// The lease of one device, for a client without a page. With a page its gate words say it.
+/// The lease of one device, for a client without a page. A client with a page reads it there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lease {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// 0: there is none any more.
+    /// Number of the lease; 0: there is no lease any more.
     #[prost(uint64, tag = "2")]
     pub lease: u64,
-    /// No unit may begin any more; one that runs may end.
+    /// No further unit may begin; a unit that runs may end.
     #[prost(bool, tag = "3")]
     pub withdrawn: bool,
-    /// By when it has to be over, by the clock of the process.
+    /// When the lease ends, on the clock of the process.
     #[prost(uint64, tag = "4")]
     pub until_ns: u64,
-    /// Units that may run under it.
+    /// Units that may run under the lease.
     #[prost(uint64, tag = "5")]
     pub units: u64,
-    /// Tokens of the window that fits it; 0: as the trainer likes.
+    /// Tokens of a window that fits into the lease; 0: the trainer chooses.
     #[prost(uint64, tag = "6")]
     pub tokens: u64,
-    /// Frozen layers that may stay in memory; unset: the agent says nothing about them.
+    /// Frozen layers that may stay in memory; unset: the agent sets no limit.
     #[prost(uint64, optional, tag = "7")]
     pub resident_layers: ::core::option::Option<u64>,
 }
-/// So many messages of the stream have been read, Hello not among them: to a client without a page whose Hello says that
-/// it paces itself.
+/// How many messages of the stream the agent has read, without Hello. The agent sends this to a client without a page
+/// whose Hello has `paces`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heard {
     #[prost(uint64, tag = "1")]
     pub messages: u64,
 }
-/// The launch gate of one device, for a client without a page. With a page its gate word says it.
+/// The launch gate of one device, for a client without a page. A client with a page reads it there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LaunchGate {
     #[prost(uint32, tag = "1")]
@@ -483,7 +494,7 @@ pub struct LaunchGate {
     #[prost(bool, tag = "2")]
     pub closed: bool,
 }
-/// First message of the agent, also sent again when something in it changes.
+/// The first message of the agent. The agent sends it again if something in it changes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
     #[prost(uint64, tag = "1")]
@@ -498,35 +509,35 @@ pub struct Welcome {
     pub agent_version: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "6")]
     pub limits: ::core::option::Option<Limits>,
-    /// A client without a page is sent a LaunchGate for every device it reports; until the first its
-    /// launches wait.
+    /// The agent sends a client without a page one LaunchGate for every device that the client reports. Until the first
+    /// one, the client's launches wait.
     #[prost(bool, tag = "7")]
     pub launch_gates: bool,
-    /// How channels are stopped at that level, for the soft landing to undo it.
+    /// How channels are stopped at that level, so that a fail-open release can undo it.
     #[prost(enumeration = "StopMethod", tag = "8")]
     pub method: i32,
-    /// Heard follows.
+    /// The agent sends Heard.
     #[prost(bool, tag = "9")]
     pub hears: bool,
-    /// What the agent understands of memory: 0 = KvRegistered with a list of stripes, 1 = also one with stripe_kinds.
+    /// What the agent understands about memory. 0: KvRegistered with a list of stripes. 1: also with stripe_kinds.
     #[prost(uint32, tag = "10")]
     pub memory: u32,
 }
-/// What the agent wants of the library; 0 or absent means the library's default.
+/// Settings of the agent for the library. 0 or absent: the library's default.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limits {
-    /// Prober period while busy, 0.2 to 1 ms.
+    /// How often a busy process checks whether its work is done, 0.2 to 1 ms.
     #[prost(uint64, tag = "1")]
     pub probe_interval_ns: u64,
-    /// Busy without a launch for this long is a suspect; default 5 s.
+    /// A device that has been busy for this long without a launch is suspect; default 5 s.
     #[prost(uint64, tag = "2")]
     pub busy_suspect_ns: u64,
-    /// Longest hold of a GPFIFO_SCHEDULE; default 2 s.
+    /// How long the library delays a GPFIFO_SCHEDULE at most; default 2 s.
     #[prost(uint64, tag = "3")]
     pub schedule_hold_ns: u64,
     #[prost(enumeration = "OnAgentLoss", tag = "4")]
     pub on_agent_loss: i32,
-    /// With HOLD: how long offline waits for an agent before it runs ungated; 0 = for ever.
+    /// With HOLD: how long offline waits for an agent before it runs ungated; 0: for ever.
     #[prost(uint64, tag = "5")]
     pub max_hold_ns: u64,
 }
@@ -535,7 +546,7 @@ pub struct ScheduleGo {
     #[prost(uint64, tag = "1")]
     pub ticket: u64,
 }
-/// Level L3: the process issues the control on its own file.
+/// Level L3: the process makes the call on its own control file.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SetChannels {
     #[prost(uint64, tag = "1")]
@@ -545,13 +556,13 @@ pub struct SetChannels {
     /// At most 64.
     #[prost(message, repeated, tag = "3")]
     pub pairs: ::prost::alloc::vec::Vec<ChannelPair>,
-    /// Device instance whose subdevice the call goes to.
+    /// Device instance whose subdevice the call is made on.
     #[prost(int32, tag = "4")]
     pub device_instance: i32,
-    /// How to stop what runs; a library that does not know it disables, and does not name it in its answer.
+    /// How to stop running work. A library that does not know the method uses DISABLE, and names no method in its answer.
     #[prost(enumeration = "StopMethod", tag = "5")]
     pub method: i32,
-    /// Another message of the same order follows: runlists are restarted after the last.
+    /// Another message of the same order follows. Runlists are restarted after the last one.
     #[prost(bool, tag = "6")]
     pub more: bool,
 }
@@ -564,58 +575,59 @@ pub struct ChannelPair {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportHooks {}
-/// A KV cache exists: after its registration, and in every new Attach. A second message for the same
-/// kv replaces the first.
+/// A KV cache exists. The library sends this after the registration and in every new Attach. A second message for the
+/// same kv replaces the first.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct KvRegistered {
-    /// Names it within the process; never reused.
+    /// Number of the cache within the process; never reused.
     #[prost(uint32, tag = "1")]
     pub kv: u32,
     #[prost(uint32, tag = "2")]
     pub slot: u32,
-    /// As the engine said at tg_attach; the job as it named it there, else Hello's.
+    /// Rank and number of ranks, from tg_attach.
     #[prost(uint32, tag = "3")]
     pub rank: u32,
     #[prost(uint32, tag = "4")]
     pub world: u32,
+    /// The job from tg_attach; if the engine named none there, that of Hello.
     #[prost(string, tag = "5")]
     pub job: ::prost::alloc::string::String,
     #[prost(uint64, tag = "6")]
     pub handle_bytes: u64,
-    /// Block ids are below this.
+    /// Number of blocks; block ids are below this.
     #[prost(uint32, tag = "7")]
     pub block_count: u32,
-    /// Per stripe: the blocks that are gone with it, [first_block, first_block + blocks), and its handles.
-    /// Neighbouring stripes may share a block at their border.
+    /// For each stripe: the blocks that are lost with it, [first_block, first_block + blocks), and the number of its
+    /// handles. Neighbouring stripes may share a block at their border.
     #[prost(uint32, repeated, tag = "8")]
     pub first_block: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "9")]
     pub blocks: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "10")]
     pub handles: ::prost::alloc::vec::Vec<u32>,
-    /// Bit i (of byte i / 8, lowest first): stripe i has memory of its own behind it.
+    /// Bit i (of byte i / 8, lowest first): stripe i has memory of its own.
     #[prost(bytes = "vec", tag = "11")]
     pub backed: ::prost::alloc::vec::Vec<u8>,
-    /// Bytes of the ranges that belong to no stripe and stay backed for ever.
+    /// Bytes of ranges that belong to no stripe and always keep their memory.
     #[prost(uint64, tag = "12")]
     pub fixed_bytes: u64,
-    /// Why it is never reclaimed; empty: it may be.
+    /// Why the agent must not take stripes of this cache; empty: it may.
     #[prost(string, tag = "13")]
     pub refused: ::prost::alloc::string::String,
-    /// Online: it grows and shrinks by MapTarget, and is never reclaimed from.
+    /// The cache of an online engine: it grows and shrinks by MapTarget, and nothing is taken from it.
     #[prost(bool, tag = "14")]
     pub elastic: bool,
-    /// In place of first_block, blocks and handles, to an agent whose Welcome says that it understands: each stripe by the
-    /// index of its kind. Most caches have a few kinds.
+    /// These two replace first_block, blocks and handles if the agent's Welcome has memory = 1. Each stripe is given by
+    /// the index of its kind. Most caches have few kinds.
     #[prost(message, repeated, tag = "15")]
     pub stripe_kinds: ::prost::alloc::vec::Vec<StripeKind>,
     #[prost(uint32, repeated, tag = "16")]
     pub stripe_kind: ::prost::alloc::vec::Vec<u32>,
 }
-/// How a stripe differs from the one before.
+/// A kind of stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StripeKind {
-    /// From the first block of the stripe before (of the first stripe: from 0) to its own, modulo 2^32.
+    /// Distance from the first block of the previous stripe (for the first stripe: from 0) to its own, modulo 2^32.
     #[prost(uint32, tag = "1")]
     pub step: u32,
     #[prost(uint32, tag = "2")]
@@ -623,13 +635,13 @@ pub struct StripeKind {
     #[prost(uint32, tag = "3")]
     pub handles: u32,
 }
-/// The engine freed or unregistered it.
+/// The engine freed or unregistered the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvGone {
     #[prost(uint32, tag = "1")]
     pub kv: u32,
 }
-/// Wait until no application thread is inside a call that may hold the driver's locks.
+/// Waits until no thread of the application is inside a call that may hold the driver's locks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Check {
     #[prost(uint64, tag = "1")]
@@ -648,7 +660,7 @@ pub struct Checked {
     #[prost(string, tag = "3")]
     pub inside: ::prost::alloc::string::String,
 }
-/// Take stripes. Only while every channel of the job is disabled.
+/// Takes stripes. The agent sends this only while every channel of the job is disabled.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Reclaim {
     #[prost(uint64, tag = "1")]
@@ -662,7 +674,7 @@ pub struct Reclaim {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelReclaim {
-    /// Of the Reclaim or Restore.
+    /// The seq of the Reclaim or Restore to cancel.
     #[prost(uint64, tag = "1")]
     pub seq: u64,
 }
@@ -674,26 +686,27 @@ pub struct Reclaimed {
     pub kv: u32,
     #[prost(enumeration = "MemoryResult", tag = "3")]
     pub result: i32,
-    /// Those of the command whose memory is released.
+    /// Stripes of the command whose memory was released.
     #[prost(uint32, repeated, tag = "4")]
     pub stripes: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint64, tag = "5")]
     pub released_bytes: u64,
-    /// The job's log up to and including this entry names their blocks as lost.
+    /// The entry of the job's log up to which it lists all blocks of these stripes as lost.
     #[prost(uint64, tag = "6")]
     pub log_seq: u64,
+    /// With THREAD_INSIDE: the call.
     #[prost(string, tag = "7")]
     pub inside: ::prost::alloc::string::String,
-    /// CUresult of a call the driver refused.
+    /// CUresult of the call that the driver refused.
     #[prost(uint32, tag = "8")]
     pub driver_status: u32,
-    /// When the first mapping changed and when the last did.
+    /// When the first mapping changed, and when the last one did.
     #[prost(uint64, tag = "9")]
     pub started_ns: u64,
     #[prost(uint64, tag = "10")]
     pub done_ns: u64,
 }
-/// Back stripes again. Only while every channel of the job is disabled.
+/// Gives stripes memory again. The agent sends this only while every channel of the job is disabled.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Restore {
     #[prost(uint64, tag = "1")]
@@ -713,7 +726,7 @@ pub struct Restored {
     pub kv: u32,
     #[prost(enumeration = "MemoryResult", tag = "3")]
     pub result: i32,
-    /// Those of the command that have memory of their own.
+    /// Stripes of the command that have memory again.
     #[prost(uint32, repeated, tag = "4")]
     pub stripes: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint64, tag = "5")]
@@ -727,15 +740,16 @@ pub struct Restored {
     #[prost(uint64, tag = "9")]
     pub done_ns: u64,
 }
-/// Which requests hold which blocks, in the order of the engine's calls.
-/// A library says what stands in several of them, each well below what an agent decodes.
+/// Which requests hold which blocks, in the order of the engine's calls. A library splits a long list into several
+/// messages, each well below the size that an agent accepts.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Requests {
-    /// Forget everything known of this session first.
+    /// First forget everything known about this session.
     #[prost(bool, tag = "1")]
     pub snapshot: bool,
     #[prost(message, repeated, tag = "2")]
     pub set: ::prost::alloc::vec::Vec<RequestBlocks>,
+    /// Requests that hold no blocks any more.
     #[prost(uint64, repeated, tag = "3")]
     pub forgotten: ::prost::alloc::vec::Vec<u64>,
 }
@@ -743,45 +757,45 @@ pub struct Requests {
 pub struct RequestBlocks {
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// To recompute if it loses a block.
+    /// Tokens that the engine computes again if the request loses a block.
     #[prost(uint32, tag = "2")]
     pub tokens: u32,
     #[prost(uint32, repeated, tag = "3")]
     pub blocks: ::prost::alloc::vec::Vec<u32>,
 }
-/// The engine withholds every block that the job's log names as lost up to this entry.
+/// The engine withholds every block that the job's log lists as lost up to this entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Withheld {
     #[prost(uint64, tag = "1")]
     pub log_seq: u64,
 }
-/// What a process holds on one device, when it changed; at most ten times a second.
+/// What a process holds on one device. The library sends it when it has changed, at most ten times a second.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryUsage {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// By calls that Tidegate only counts.
+    /// Allocations that are only counted.
     #[prost(uint64, tag = "2")]
     pub plain_bytes: u64,
-    /// Behind the stripes and fixed parts of its kvs.
+    /// Memory of the stripes and fixed parts of its kvs.
     #[prost(uint64, tag = "3")]
     pub kv_bytes: u64,
-    /// Addresses that the quarantine page stands behind.
+    /// Addresses at which the quarantine page is mapped.
     #[prost(uint64, tag = "4")]
     pub quarantined_bytes: u64,
-    /// Elastic: bytes of stripes that are mapped, and of those the engine reserved.
+    /// Elastic cache: bytes of stripes that are mapped, and of those that the engine reserved.
     #[prost(uint64, tag = "5")]
     pub mapped_bytes: u64,
     #[prost(uint64, tag = "6")]
     pub reserved_bytes: u64,
-    /// Backed by handles although no kv was registered on them.
+    /// Memory in handles on which no kv was registered.
     #[prost(uint64, tag = "7")]
     pub unregistered_bytes: u64,
 }
-/// Online needs more than is mapped ahead (kv), or an allocation would not fit (plain).
+/// Online needs more than is mapped ahead (kv), or an allocation does not fit (plain).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Demand {
-    /// Grows with every demand of the process; a new one for the same kv replaces the last.
+    /// Grows with every demand of the process. A new demand for the same kv replaces the previous one.
     #[prost(uint64, tag = "1")]
     pub ticket: u64,
     #[prost(uint32, tag = "2")]
@@ -789,16 +803,17 @@ pub struct Demand {
     /// 0: a plain allocation, which waits for DemandAnswer.
     #[prost(uint32, tag = "3")]
     pub kv: u32,
-    /// Beyond what is mapped (kv), or of the allocation.
+    /// For a kv: how much is needed beyond what is mapped. For a plain allocation: its size.
     #[prost(uint64, tag = "4")]
     pub bytes: u64,
-    /// What is mapped of the kv as this is asked: an earlier target may be under way. Unset by a library that does not say.
+    /// How much of the kv was mapped at the time of this demand, because an earlier target may still be under way. Unset:
+    /// the library does not report it.
     #[prost(uint64, optional, tag = "5")]
     pub mapped_bytes: ::core::option::Option<u64>,
-    /// The engine has not come to it yet: requests are on their way (tg_expect), and nobody waits.
+    /// The engine does not need the memory yet: requests have arrived (tg_expect), and nothing waits.
     #[prost(bool, tag = "6")]
     pub ahead: bool,
-    /// Of a plain allocation: what the process has on the device as it asks. What it said last may be 100 ms old.
+    /// For a plain allocation: what the process has on the device at this time. Its last MemoryUsage may be 100 ms old.
     #[prost(message, optional, tag = "7")]
     pub usage: ::core::option::Option<MemoryUsage>,
 }
@@ -809,8 +824,8 @@ pub struct DemandAnswer {
     #[prost(bool, tag = "2")]
     pub granted: bool,
 }
-/// What an elastic kv may have mapped in all; the library maps or unmaps stripes until it has, and
-/// answers with Mapped. A later target replaces an earlier one. Never less than the engine reserved.
+/// How much an elastic kv may have mapped in total. The library maps or unmaps stripes until it has that much, and
+/// answers by Mapped. A later target replaces an earlier one. A target is never below what the engine reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MapTarget {
     #[prost(uint64, tag = "1")]
@@ -833,7 +848,7 @@ pub struct Mapped {
     #[prost(uint32, tag = "5")]
     pub driver_status: u32,
 }
-/// tg_usage crossed 90 % of what is mapped.
+/// The use that tg_usage reported has risen above 90 % of what is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pressure {
     #[prost(uint32, tag = "1")]
@@ -845,15 +860,16 @@ pub struct Pressure {
     #[prost(uint64, tag = "4")]
     pub at_ns: u64,
 }
-/// What cuMemGetInfo and cuDeviceTotalMem show in this process.
+/// What cuMemGetInfo and cuDeviceTotalMem answer in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Share {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// 0: what the driver says.
+    /// 0: the driver's own answer.
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
-    /// Of what the driver says is not free, so much counts as free: others give it up as soon as this process allocates it.
+    /// Memory that counts as free although the driver says that it is not: others give it up when this process allocates
+    /// it.
     #[prost(uint64, tag = "3")]
     pub yields_bytes: u64,
 }
@@ -862,7 +878,8 @@ pub struct GetStatusRequest {
     /// Fill `processes\[\].hooks`.
     #[prost(bool, tag = "1")]
     pub hooks: bool,
-    /// Fill `gpus\[\].busy_spans` with those that ended then or later (CLOCK_MONOTONIC) or go on; 0: do not.
+    /// Fill `gpus\[\].busy_spans` with the spans that ended at this time (CLOCK_MONOTONIC) or later, and with the current
+    /// one; 0: leave it empty.
     #[prost(uint64, tag = "2")]
     pub busy_since_ns: u64,
 }
@@ -879,15 +896,15 @@ pub struct GetStatusResponse {
     pub uptime_ns: u64,
     #[prost(string, tag = "5")]
     pub driver_version: ::prost::alloc::string::String,
-    /// Empty when a version runs that was tested; else what is odd about it.
+    /// What is special about this version of the driver; empty: the version was tested.
     #[prost(string, tag = "6")]
     pub driver_note: ::prost::alloc::string::String,
     #[prost(enumeration = "ChannelLevel", tag = "7")]
     pub level: i32,
-    /// Why not a better level; empty at L1.
+    /// Why the agent uses no better level; empty at L1.
     #[prost(string, tag = "8")]
     pub level_note: ::prost::alloc::string::String,
-    /// "SCHED_FIFO" or "SCHED_OTHER": what the control and issue threads run under.
+    /// Scheduling class of the control thread and the issue threads: "SCHED_FIFO" or "SCHED_OTHER".
     #[prost(string, tag = "9")]
     pub scheduling: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "10")]
@@ -900,115 +917,115 @@ pub struct GetStatusResponse {
     pub counters: ::prost::alloc::vec::Vec<Counter>,
     #[prost(message, optional, tag = "14")]
     pub self_test: ::core::option::Option<SelfTest>,
-    /// What on this node rules the channel levels out.
+    /// What prevents channel control on this node.
     #[prost(message, repeated, tag = "15")]
     pub obstacles: ::prost::alloc::vec::Vec<Obstacle>,
-    /// Of reclaims that took memory.
+    /// Duration of reclaims that took memory.
     #[prost(message, optional, tag = "16")]
     pub reclaim_latency: ::core::option::Option<Latency>,
-    /// No offline job runs, by Control.Drain.
+    /// The node is drained (Control.Drain): no offline job runs.
     #[prost(bool, tag = "20")]
     pub drained: bool,
-    /// Since when, ms since 1970, and by whom. A drain outlasts the agent.
+    /// Since when (ms since 1970), and by whom. A drain survives a restart of the agent.
     #[prost(uint64, tag = "46")]
     pub drained_since_unix_ms: u64,
     #[prost(string, tag = "47")]
     pub drained_by: ::prost::alloc::string::String,
-    /// Why the configuration was refused when it was read last; empty: it is in force.
+    /// The mistake that the last read of the configuration found; empty: none.
     #[prost(string, tag = "21")]
     pub config_error: ::prost::alloc::string::String,
-    /// Settings whose new value waits for a restart.
+    /// Settings whose new value needs a restart.
     #[prost(string, repeated, tag = "22")]
     pub config_pending: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// How the level stops what runs; unspecified where it touches no channel.
+    /// How the level stops running work; unspecified if it touches no channel.
     #[prost(enumeration = "StopMethod", tag = "23")]
     pub method: i32,
-    /// Why not a better method, and what is to be known of this one; empty: nothing.
+    /// Why the agent uses no better method, and what is special about this one; empty: nothing.
     #[prost(string, tag = "24")]
     pub method_note: ::prost::alloc::string::String,
-    /// What runs goes on to the end of its kernel: no memory is taken then.
+    /// Stopped work runs to the end of its kernel. No memory is taken then.
     #[prost(bool, tag = "25")]
     pub method_at_kernel_end: bool,
-    /// Who asked for more of the agent than one tenant may have, the latest first.
+    /// Tenants that asked for more than one tenant may have, the latest first.
     #[prost(message, repeated, tag = "26")]
     pub refusals: ::prost::alloc::vec::Vec<Refusal>,
-    /// The control thread's longest turn since the start, by the wall clock.
+    /// The longest iteration of the control thread since the start, in wall-clock time.
     #[prost(uint64, tag = "27")]
     pub longest_turn_ns: u64,
-    /// The configuration file it was started with, whether there is one or not.
+    /// The configuration file that the agent was started with, even if it does not exist.
     #[prost(string, tag = "28")]
     pub config_file: ::prost::alloc::string::String,
-    /// The longest of its turns without the time in which other programs had its processor: of a turn in
-    /// which it never slept, its processor time; of another, all of it.
+    /// The longest iteration without the time in which other programs had the processor. For an iteration without sleep
+    /// this is its processor time, otherwise all of its time.
     #[prost(uint64, tag = "40")]
     pub longest_turn_own_ns: u64,
-    /// Totals since the agent's start: the time of each exact set of open gates.
+    /// Totals since the agent's start: for each set of GPUs, how long exactly their gates were open.
     #[prost(message, repeated, tag = "29")]
     pub open_sets: ::prost::alloc::vec::Vec<OpenSet>,
-    /// Of sets that found no room among those: to be taken for closed.
+    /// The same for sets for which there was no room in open_sets. Readers have to count this time as closed.
     #[prost(uint64, tag = "30")]
     pub open_uncounted_ns: u64,
-    /// How long offline jobs waited for the turns that they began, while they could have run.
+    /// How long offline jobs waited for their quanta while they could have run.
     #[prost(message, optional, tag = "31")]
     pub turn_wait: ::core::option::Option<Histogram>,
-    /// Gates hold no job for so long at most, by Control.Ungate; 0: they hold them as ever.
+    /// Time left of an ungated block (Control.Ungate), in which gates hold no job; 0: there is no such block.
     #[prost(uint64, tag = "32")]
     pub ungated_ns: u64,
     /// The longest block that `bench.ungated` allows; 0: none.
     #[prost(uint64, tag = "33")]
     pub ungated_longest_ns: u64,
-    /// Settings that have no effect because another one overrides them, with where each came from.
+    /// Settings that have no effect because another setting overrides them, with the origin of each.
     #[prost(string, repeated, tag = "45")]
     pub config_overridden: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Where the driver's layouts are known from: "known", or "by answers" for a branch that nobody has read; empty: the
-    /// driver says no version.
+    /// How the agent knows the driver's layouts: "known", or "by answers" on an unknown branch; empty: the driver reports
+    /// no version.
     #[prost(string, tag = "34")]
     pub driver_layout: ::prost::alloc::string::String,
-    /// Processes that use a GPU and are not attached; 64 at most.
+    /// Processes that use a GPU and are not attached, at most 64.
     #[prost(message, repeated, tag = "48")]
     pub unattached: ::prost::alloc::vec::Vec<Unattached>,
 }
-/// A process that uses a GPU and is not attached: no gate holds it.
+/// A process that uses a GPU and is not attached, so that no gate holds it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Unattached {
     #[prost(int32, tag = "1")]
     pub pid: i32,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// It has the library mapped.
+    /// The library is mapped in the process.
     #[prost(bool, tag = "3")]
     pub has_library: bool,
-    /// It has the C library twice, as a program has that opens CUDA in a link-map namespace of its own (dlmopen).
+    /// The process has the C library twice, as if it opened CUDA in a link-map namespace of its own (dlmopen).
     #[prost(bool, tag = "4")]
     pub other_namespace: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSet {
-    /// Bit i: the gate of GPU i was open, those of all others closed.
+    /// Bit i: the gate of GPU i was open. The gates of all other GPUs were closed.
     #[prost(uint64, tag = "1")]
     pub gpus: u64,
     #[prost(uint64, tag = "2")]
     pub time_ns: u64,
 }
-/// What a tenant was refused: a container, or a user outside of any.
+/// What the agent refused to a tenant.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Refusal {
-    /// "uid 65534", "container 0123456789ab".
+    /// The tenant, e.g. "uid 65534", "container 0123456789ab".
     #[prost(string, tag = "1")]
     pub who: ::prost::alloc::string::String,
-    /// For people: what it asked too much of.
+    /// Human-readable: what the tenant asked too much of.
     #[prost(string, tag = "2")]
     pub what: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub times: u64,
-    /// Since the last time.
+    /// Time since the last refusal.
     #[prost(uint64, tag = "4")]
     pub ago_ns: u64,
 }
-/// Whether the channel levels were seen to do what the driver says.
+/// What the self-test found about the levels of channel control.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SelfTest {
-    /// For people: when and how it was done, or why it was not.
+    /// Human-readable: when and how the test was done, or why it was not done.
     #[prost(string, tag = "1")]
     pub summary: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
@@ -1024,10 +1041,10 @@ pub struct LevelTest {
     /// Why it failed.
     #[prost(string, tag = "3")]
     pub text: ::prost::alloc::string::String,
-    /// The method kept, if one was.
+    /// The method that was chosen, if any.
     #[prost(enumeration = "StopMethod", tag = "4")]
     pub method: i32,
-    /// The methods that were tried, in order.
+    /// The methods that were tested, in order.
     #[prost(message, repeated, tag = "5")]
     pub methods: ::prost::alloc::vec::Vec<MethodTest>,
 }
@@ -1038,7 +1055,7 @@ pub struct MethodTest {
     /// "stops", "stops at kernel end", "not tried" or "failed".
     #[prost(string, tag = "2")]
     pub outcome: ::prost::alloc::string::String,
-    /// Why it failed or was not tried.
+    /// Why it failed or was not tested.
     #[prost(string, tag = "3")]
     pub text: ::prost::alloc::string::String,
 }
@@ -1047,10 +1064,10 @@ pub struct Obstacle {
     /// "mps", "mig", "confidential_computing" or "vgpu".
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
-    /// -1: the node.
+    /// -1: the whole node.
     #[prost(int32, tag = "2")]
     pub gpu: i32,
-    /// For people: how it was seen.
+    /// Human-readable: how the agent detected it.
     #[prost(string, tag = "3")]
     pub text: ::prost::alloc::string::String,
 }
@@ -1065,13 +1082,13 @@ pub struct GpuStatus {
     pub gate: i32,
     #[prost(bool, tag = "4")]
     pub online_busy: bool,
-    /// In the current state.
+    /// How long the gate has been in its current state.
     #[prost(uint64, tag = "5")]
     pub state_ns: u64,
-    /// In force now.
+    /// The cooldown in force.
     #[prost(uint64, tag = "6")]
     pub cooldown_ns: u64,
-    /// Longest decode gap in the window; 0 before the first.
+    /// The longest decode gap in the window; 0: none yet.
     #[prost(uint64, tag = "7")]
     pub longest_gap_ns: u64,
     #[prost(uint64, tag = "8")]
@@ -1080,109 +1097,114 @@ pub struct GpuStatus {
     pub preemptions: u64,
     #[prost(uint64, tag = "10")]
     pub wakes: u64,
-    /// Doorbell ring to return of the last disable.
+    /// Preemption latency: from the ring of the doorbell to the return of the last disable.
     #[prost(message, optional, tag = "11")]
     pub preempt_latency: ::core::option::Option<Latency>,
-    /// Doorbell ring to entry of the last disable.
+    /// Gate latency: from the ring of the doorbell to the entry of the last disable.
     #[prost(message, optional, tag = "12")]
     pub gate_latency: ::core::option::Option<Latency>,
     #[prost(uint32, tag = "13")]
     pub channels: u32,
     #[prost(uint32, tag = "14")]
     pub channels_disabled: u32,
-    /// Disables per unit, and which unit that is.
+    /// Preemptions per request or per busy period.
     #[prost(message, optional, tag = "15")]
     pub preemptions_per_unit: ::core::option::Option<PreemptionsPerUnit>,
-    /// Unset: its memory is not shared.
+    /// Unset: the memory of this GPU is not shared.
     #[prost(message, optional, tag = "16")]
     pub memory: ::core::option::Option<GpuMemory>,
     #[prost(message, optional, tag = "17")]
     pub usage: ::core::option::Option<GpuUsage>,
-    /// Times online engines used nine tenths of what is mapped for them.
+    /// How often the use of an online engine rose to nine tenths of what is mapped for it.
     #[prost(uint64, tag = "18")]
     pub pressure_events: u64,
-    /// How long the job that waits longest for this GPU has been disabled; 0: none is.
+    /// How long the job that has waited longest for this GPU has been disabled; 0: no job is disabled.
     #[prost(uint64, tag = "19")]
     pub disabled_ns: u64,
-    /// When online was busy, in order; only where they were asked for.
+    /// When online was busy, in order; empty unless the request asked for it.
     #[prost(message, repeated, tag = "20")]
     pub busy_spans: ::prost::alloc::vec::Vec<BusySpan>,
-    /// Every span that ended later is among those kept; 0: they were not asked for.
+    /// The agent still has every span that ended after this time; 0: the request did not ask for spans.
     #[prost(uint64, tag = "21")]
     pub busy_from_ns: u64,
-    /// As the vendor's tools call it; empty: the driver does not say.
+    /// Name of the model, as the vendor's tools print it; empty: the driver does not report it.
     #[prost(string, tag = "22")]
     pub model: ::prost::alloc::string::String,
-    /// All of its memory, and what of it is in use, by whomever; 0: the driver does not say.
+    /// All memory of the GPU, and how much of it is in use by any process; 0: the driver does not report it.
     #[prost(uint64, tag = "23")]
     pub memory_total_bytes: u64,
     #[prost(uint64, tag = "24")]
     pub memory_used_bytes: u64,
-    /// What offline cost online here lately.
+    /// How much offline has delayed online on this GPU.
     #[prost(message, optional, tag = "40")]
     pub budget: ::core::option::Option<Budget>,
-    /// What a stop takes on this GPU, by the self-test; unset: it measured none.
+    /// How long the self-test's stops took on this GPU; unset: it measured none.
     #[prost(message, optional, tag = "41")]
     pub stop: ::core::option::Option<StopTimes>,
-    /// Leases beside online; unset: they are off.
+    /// Leases beside online; unset: leases are off.
     #[prost(message, optional, tag = "42")]
     pub leases: ::core::option::Option<LeaseStatus>,
 }
 /// Leases of one GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LeaseStatus {
-    /// What online promises its users.
+    /// The times that online promises its users (\[lease\]).
     #[prost(uint64, tag = "1")]
     pub ttft_ns: u64,
     #[prost(uint64, tag = "2")]
     pub tpot_ns: u64,
-    /// Leases since the agent's start, those of them that the gate ended, and units that ran within them, as trainers say.
+    /// Leases since the agent's start.
     #[prost(uint64, tag = "3")]
     pub granted: u64,
+    /// Of these, leases that the gate ended.
     #[prost(uint64, tag = "4")]
     pub overruns: u64,
+    /// Units that ran within leases, as trainers report them.
     #[prost(uint64, tag = "5")]
     pub units: u64,
-    /// What a trainer could take before the iteration that was announced last, and what that was expected to take at its
-    /// tail; unset: none was announced, or it is not known.
+    /// Slack: how long a trainer could run before the iteration that was announced last; unset: unknown, or none was
+    /// announced.
     #[prost(uint64, optional, tag = "6")]
     pub slack_ns: ::core::option::Option<u64>,
+    /// How long that iteration was expected to take, at its tail.
     #[prost(uint64, optional, tag = "7")]
     pub predicted_ns: ::core::option::Option<u64>,
-    /// How many predictions were compared with what iterations took, and by what part of it they were off of late.
+    /// Predictions that were compared with the actual iteration.
     #[prost(uint64, tag = "8")]
     pub predictions: u64,
+    /// Relative error of recent predictions.
     #[prost(double, tag = "9")]
     pub prediction_error: f64,
-    /// Part of the slack that leases use: what was late lowers it.
+    /// The part of the slack that leases use. Late requests lower it.
     #[prost(double, tag = "10")]
     pub slack_used: f64,
-    /// What online needs for a token while no trainer runs, of late; 0: too little was seen.
+    /// How long online recently needed for a token while no trainer ran; 0: too little was observed.
     #[prost(uint64, tag = "11")]
     pub alone_ns: u64,
-    /// That is more than tpot_ns: nothing is lent.
+    /// alone_ns exceeds tpot_ns, so the agent grants no leases.
     #[prost(bool, tag = "12")]
     pub tpot_too_low: bool,
-    /// Who has the lease that stands; empty: there is none.
+    /// The job that has the current lease; empty: there is none.
     #[prost(string, tag = "13")]
     pub job: ::prost::alloc::string::String,
-    /// Since online last reported an iteration; unset: it has reported none.
+    /// Time since online last reported an iteration; unset: online has reported none.
     #[prost(uint64, optional, tag = "14")]
     pub reported_ago_ns: ::core::option::Option<u64>,
 }
 /// Why a trainer has no lease.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NoLease {
-    /// For programs, e.g. "tpot_too_low".
+    /// Machine-readable, e.g. "tpot_too_low".
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
+    /// Human-readable.
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
-    /// What to do about it; empty: it passes by itself, or nothing is wrong.
+    /// What the operator can do; empty: the reason passes by itself, or nothing is wrong.
     #[prost(string, tag = "3")]
     pub remedy: ::prost::alloc::string::String,
 }
-/// How long the self-test's own stops took on one GPU, by the method in force.
+/// How long the self-test's own stops took on one GPU, with the method in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopTimes {
     /// Median time from the order until the stopped kernel made its last progress; unset: not measured.
@@ -1200,98 +1222,101 @@ pub struct StopTimes {
     #[prost(uint32, tag = "5")]
     pub stops: u32,
 }
-/// Of the last ten minutes at most. Waits and work count once, however many requests share them.
+/// The error budget of a GPU over the last ten minutes. Waiting time and work count once, however many requests share
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Budget {
-    /// Busy periods of online that read prompts.
+    /// Time of online's busy periods that read prompts.
     #[prost(uint64, tag = "1")]
     pub prompts_ns: u64,
-    /// All of its busy periods.
+    /// Time of all of online's busy periods.
     #[prost(uint64, tag = "2")]
     pub busy_ns: u64,
-    /// Online waited for offline to go.
+    /// How long online waited for offline to leave the GPU.
     #[prost(uint64, tag = "3")]
     pub preempted_ns: u64,
-    /// Online waited for memory: what that cost first tokens, and how often it did.
+    /// By how much allocation stalls delayed first tokens.
     #[prost(uint64, tag = "4")]
     pub short_ns: u64,
+    /// Number of allocation stalls.
     #[prost(uint64, tag = "5")]
     pub shortages: u64,
-    /// What \[slo\] allows, in hundredths of a percent; 0: it is off.
+    /// The increases that \[slo\] allows, in hundredths of a percent; 0: \[slo\] is off.
     #[prost(uint32, tag = "6")]
     pub ttft_allowed: u32,
     #[prost(uint32, tag = "7")]
     pub tpot_allowed: u32,
-    /// What the waits for memory cost further tokens.
+    /// By how much allocation stalls delayed further tokens.
     #[prost(uint64, tag = "8")]
     pub short_tpot_ns: u64,
 }
-/// CLOCK_MONOTONIC.
+/// A time during which online was busy, on CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BusySpan {
     #[prost(uint64, tag = "1")]
     pub begin_ns: u64,
-    /// 0: it goes on.
+    /// 0: the span has not ended.
     #[prost(uint64, tag = "2")]
     pub end_ns: u64,
 }
 /// Totals of one GPU since the agent's start; readers take differences.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuUsage {
+    /// How long the agent has observed this GPU.
     #[prost(uint64, tag = "1")]
     pub observed_ns: u64,
-    /// An online process counted as busy.
+    /// How long an online process counted as busy.
     #[prost(uint64, tag = "2")]
     pub online_busy_ns: u64,
     #[prost(uint64, tag = "3")]
     pub gate_open_ns: u64,
-    /// An offline job's work may have been on it: its channels were enabled, or its launches passed.
+    /// How long work of an offline job may have run: its channels were enabled, or its launches passed.
     #[prost(uint64, tag = "4")]
     pub offline_running_ns: u64,
     /// Busy edges.
     #[prost(uint64, tag = "5")]
     pub edges: u64,
-    /// Times online left it idle between two busy periods.
+    /// Lengths of the idle times between two busy periods of online.
     #[prost(message, optional, tag = "6")]
     pub gaps: ::core::option::Option<Histogram>,
-    /// By GPU index: online was busy on that one and this one at once.
+    /// By GPU index: how long online was busy on that GPU and on this one at the same time.
     #[prost(uint64, repeated, tag = "7")]
     pub overlap_ns: ::prost::alloc::vec::Vec<u64>,
-    /// Times the gate opened.
+    /// How often the gate opened.
     #[prost(uint64, tag = "8")]
     pub openings: u64,
-    /// Unset: its memory is not shared.
+    /// Unset: the memory of this GPU is not shared.
     #[prost(message, optional, tag = "9")]
     pub open_memory: ::core::option::Option<OpenMemory>,
 }
-/// What online neither used nor kept of the pool: eight parts, by how many eighths of the pool that was.
+/// The part of the pool that online neither used nor kept: one entry for each eighth of the pool.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OpenMemory {
-    /// While the gate was open.
+    /// Time during which the gate was open and this much was available.
     #[prost(uint64, repeated, tag = "1")]
     pub time_ns: ::prost::alloc::vec::Vec<u64>,
     /// The available memory, summed over that time.
     #[prost(double, repeated, tag = "2")]
     pub byte_seconds: ::prost::alloc::vec::Vec<f64>,
-    /// Bytes by which it fell, whenever it did.
+    /// Sum of all decreases of the available memory.
     #[prost(uint64, tag = "3")]
     pub fallen_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Histogram {
-    /// Upper bounds, rising.
+    /// Upper bounds of the buckets, rising.
     #[prost(uint64, repeated, tag = "1")]
     pub bounds_ns: ::prost::alloc::vec::Vec<u64>,
-    /// Up to each bound and above the one before; the last is above all bounds.
+    /// Number of values in each bucket. The last bucket has the values above all bounds.
     #[prost(uint64, repeated, tag = "2")]
     pub counts: ::prost::alloc::vec::Vec<u64>,
     #[prost(uint64, tag = "3")]
     pub sum_ns: u64,
-    /// Of the squares, in seconds squared.
+    /// Sum of the squares, in seconds squared.
     #[prost(double, tag = "4")]
     pub sum_squares_s2: f64,
 }
-/// Every byte of the shared pool is in exactly one of these.
+/// The shared pool of a GPU. Every byte of it is in exactly one of these places.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuMemory {
     #[prost(uint64, tag = "1")]
@@ -1314,14 +1339,14 @@ pub struct GpuMemory {
     /// Elastic caches of online engines.
     #[prost(message, repeated, tag = "8")]
     pub caches: ::prost::alloc::vec::Vec<ElasticCache>,
-    /// Everyone who holds some of it, or has a KV cache on this GPU.
+    /// Every process that holds a part of the pool, or has a KV cache on this GPU.
     #[prost(message, repeated, tag = "9")]
     pub owners: ::prost::alloc::vec::Vec<MemoryOwner>,
 }
-/// What one process has of a GPU's pool. Over all owners, each place adds up to the pool's.
+/// What one process holds of a GPU's pool. For each place, the sum over all owners is the value of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemoryOwner {
-    /// Of GetStatusResponse.processes.
+    /// A session of GetStatusResponse.processes.
     #[prost(uint64, tag = "1")]
     pub session: u64,
     #[prost(uint64, tag = "2")]
@@ -1334,10 +1359,10 @@ pub struct MemoryOwner {
     pub offline_bytes: u64,
     #[prost(uint64, tag = "6")]
     pub quarantined_bytes: u64,
-    /// Held beside those: the pool has no such bytes.
+    /// Held in addition to the pool, which does not have these bytes.
     #[prost(uint64, tag = "7")]
     pub excess_bytes: u64,
-    /// Handles of its KV caches, each in one of these. They back it.
+    /// Handles of its KV caches; each is in one of four states. These have memory behind them.
     #[prost(uint32, tag = "8")]
     pub handles: u32,
     /// Being taken, not yet released.
@@ -1360,17 +1385,17 @@ pub struct ElasticCache {
     pub used_bytes: u64,
     #[prost(uint64, tag = "4")]
     pub mapped_bytes: u64,
-    /// To be mapped.
+    /// How much is to be mapped.
     #[prost(uint64, tag = "5")]
     pub reservation_bytes: u64,
-    /// To be mapped beyond use.
+    /// How much of that is beyond the use.
     #[prost(uint64, tag = "6")]
     pub headroom_bytes: u64,
     #[prost(uint64, tag = "7")]
     pub pressure_events: u64,
     #[prost(double, tag = "8")]
     pub pressure_per_minute: f64,
-    /// What its headroom is steered towards; 0: none.
+    /// The rate that the headroom is adjusted to; 0: none.
     #[prost(double, tag = "9")]
     pub pressure_target_per_minute: f64,
 }
@@ -1381,20 +1406,21 @@ pub struct JobMemory {
     pub stripes: u32,
     #[prost(uint32, tag = "2")]
     pub stripes_taken: u32,
-    /// Nothing is taken from it for now when false.
+    /// False: nothing can be taken from the job at the moment.
     #[prost(bool, tag = "3")]
     pub reclaimable: bool,
     #[prost(uint64, tag = "4")]
     pub reclaims: u64,
     #[prost(uint64, tag = "5")]
     pub blocks_invalidated: u64,
-    /// Computed again for all reclaims.
+    /// Tokens that the job has to compute again because of all reclaims.
     #[prost(uint64, tag = "6")]
     pub tokens_lost: u64,
-    /// Of all its GPUs on which other jobs have caches too: what it has once what was begun is done, and what it deserves
-    /// by weight of what online leaves. Unset: there are none.
+    /// What the job has, over all of its GPUs on which other jobs have caches too, once the moves under way are done.
+    /// Unset: there are no such GPUs.
     #[prost(uint64, optional, tag = "7")]
     pub has_bytes: ::core::option::Option<u64>,
+    /// Its fair share of the memory that online leaves there.
     #[prost(uint64, optional, tag = "8")]
     pub deserves_bytes: ::core::option::Option<u64>,
 }
@@ -1408,13 +1434,13 @@ pub struct Latency {
     pub p99_ns: u64,
     #[prost(uint64, tag = "4")]
     pub max_ns: u64,
-    /// Unset before the first.
+    /// Unset: nothing was measured yet.
     #[prost(message, optional, tag = "5")]
     pub histogram: ::core::option::Option<Histogram>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PreemptionsPerUnit {
-    /// "request" with lifecycle hints, else "busy_period".
+    /// "request" if the engine reports requests in flight, else "busy_period".
     #[prost(string, tag = "1")]
     pub unit: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
@@ -1423,37 +1449,37 @@ pub struct PreemptionsPerUnit {
     pub mean: f64,
     #[prost(uint64, tag = "4")]
     pub max: u64,
-    /// Of all units.
+    /// Preemptions of all units.
     #[prost(uint64, tag = "5")]
     pub preemptions: u64,
-    /// Units that were charged none, and one.
+    /// Units with no preemption, and units with one.
     #[prost(uint64, tag = "6")]
     pub untouched: u64,
     #[prost(uint64, tag = "7")]
     pub once: u64,
 }
-/// How a job stands that takes turns with others on its GPUs.
+/// The share of a job that shares GPUs with other jobs.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JobShare {
-    /// Parts of the time in which it wanted to run and its gates were open: what it deserved beside the others that
-    /// wanted its GPUs, and what it got.
+    /// The fair share of the job, as a part of the time in which it wanted to run and its gates were open.
     #[prost(double, tag = "1")]
     pub deserved: f64,
+    /// The part of that time that the job got.
     #[prost(double, tag = "2")]
     pub got: f64,
-    /// Whether it has work, as far as is known.
+    /// Whether the job has work, as far as the agent knows.
     #[prost(bool, tag = "3")]
     pub wants: bool,
-    /// It has the turn, which lasts so much longer; 0: it has not.
+    /// Time left of the job's quantum; 0: another job has its quantum.
     #[prost(uint64, tag = "4")]
     pub left_ns: u64,
-    /// It runs at once with the others, by timeslices: what it got is what those give it, the GPU is not asked.
+    /// The jobs run at once, by timeslices. `got` is then computed from the timeslices; it is not measured.
     #[prost(bool, tag = "5")]
     pub at_once: bool,
-    /// What each of its groups of channels was given; 0: what the driver gives.
+    /// Timeslice of each of the job's channel groups; 0: the driver's default.
     #[prost(uint64, tag = "6")]
     pub timeslice_ns: u64,
-    /// Timeslices were asked for, and it takes turns: which job that is for, and why. Empty: they were not, or it does not.
+    /// Why the job takes turns although `fair.mode` asks for timeslices, and because of which job; empty: it does not.
     #[prost(string, tag = "7")]
     pub turns_because: ::prost::alloc::string::String,
 }
@@ -1463,71 +1489,73 @@ pub struct JobStatus {
     pub name: ::prost::alloc::string::String,
     #[prost(enumeration = "JobState", tag = "2")]
     pub state: i32,
-    /// For people: why it is in that state now.
+    /// Human-readable: why the job is in that state.
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
     #[prost(uint32, repeated, tag = "4")]
     pub gpus: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint64, repeated, tag = "5")]
     pub sessions: ::prost::alloc::vec::Vec<u64>,
+    /// How long the job has been in that state.
     #[prost(uint64, tag = "6")]
     pub state_ns: u64,
     #[prost(uint64, tag = "7")]
     pub preemptions: u64,
     #[prost(uint32, tag = "8")]
     pub channels: u32,
-    /// Unset: it registered no KV cache.
+    /// Unset: the job registered no KV cache.
     #[prost(message, optional, tag = "9")]
     pub memory: ::core::option::Option<JobMemory>,
-    /// By all its processes on all its GPUs, under this agent.
+    /// Launches of all of its processes on all of its GPUs, under this agent.
     #[prost(uint64, tag = "10")]
     pub launches: u64,
-    /// How long it had a process under this agent, and how long of that its work may have been on its
-    /// GPUs.
+    /// How long the job has had a process under this agent.
     #[prost(uint64, tag = "11")]
     pub attached_ns: u64,
+    /// How long of that its work may have run on its GPUs.
     #[prost(uint64, tag = "12")]
     pub running_ns: u64,
-    /// Its number; that of a job that is over may be given to another.
+    /// Number of the job. The agent may give the number of a job that has ended to another one.
     #[prost(uint32, tag = "13")]
     pub number: u32,
-    /// Unset: it shares its GPUs with no other job, or jobs take no turns.
+    /// Unset: the job shares its GPUs with no other job, or `fair.mode` is "together".
     #[prost(message, optional, tag = "14")]
     pub share: ::core::option::Option<JobShare>,
-    /// Turns it began, also before it was alone.
+    /// Quanta that the job began.
     #[prost(uint64, tag = "15")]
     pub turns: u64,
-    /// Whose it is; unset by an agent of an earlier version.
+    /// The user of the job; unset: the agent has an earlier version.
     #[prost(uint32, optional, tag = "16")]
     pub uid: ::core::option::Option<u32>,
-    /// Unset: none of its processes trains.
+    /// Unset: no process of the job trains.
     #[prost(message, optional, tag = "20")]
     pub trainer: ::core::option::Option<TrainerStatus>,
-    /// Useful units of work that its processes say they did under this agent (tg_progress); 0: they count none.
+    /// Useful units of work that its processes reported under this agent (tg_progress); 0: they report none.
     #[prost(uint64, tag = "21")]
     pub units: u64,
-    /// How long of attached_ns an operator had paused it or drained the node.
+    /// How long of attached_ns an operator had paused the job or drained the node.
     #[prost(uint64, tag = "22")]
     pub paused_ns: u64,
-    /// Memory that it held of the pools under this agent, bytes x s: the mean is this over attached_ns / 10^9.
+    /// Pool memory that the job held under this agent, in bytes x s. The mean is this, divided by attached_ns / 10^9.
     #[prost(uint64, tag = "23")]
     pub held_byte_seconds: u64,
-    /// Why it has no lease at this moment; unset: it has one, leases are off, or it trains nothing.
+    /// Why the job has no lease at this moment; unset: it has one, leases are off, or it does not train.
     #[prost(message, optional, tag = "24")]
     pub no_lease: ::core::option::Option<NoLease>,
 }
 /// A job that trains.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrainerStatus {
-    /// As that of its processes says that spoke last.
+    /// The last report of any of its processes.
     #[prost(message, optional, tag = "1")]
     pub said: ::core::option::Option<Training>,
+    /// The process that sent it.
     #[prost(int32, tag = "2")]
     pub pid: i32,
-    /// Over the last seconds.
+    /// Speed over the last seconds.
     #[prost(double, tag = "3")]
     pub tokens_per_s: f64,
-    /// Of all its processes under this agent: optimizer steps, tokens, units done again.
+    /// Totals of all its processes under this agent: optimizer steps, tokens, units that were run again.
     #[prost(uint64, tag = "4")]
     pub steps: u64,
     #[prost(uint64, tag = "5")]
@@ -1558,36 +1586,36 @@ pub struct ProcessStatus {
     pub devices: ::prost::alloc::vec::Vec<DeviceStatus>,
     #[prost(uint32, tag = "10")]
     pub channels: u32,
-    /// The control file's proof: its RM clients are its own.
+    /// The ownership check has shown that its RM clients are its own.
     #[prost(bool, tag = "11")]
     pub proven: bool,
-    /// "page", or "stream" for a client that gets no descriptors.
+    /// Transport of its activity: "page", or "stream" for a client that cannot pass descriptors.
     #[prost(string, tag = "12")]
     pub lane: ::prost::alloc::string::String,
-    /// "membarrier" or "atomic adds".
+    /// How it counts launches: "membarrier" or "atomic adds".
     #[prost(string, tag = "13")]
     pub counts: ::prost::alloc::string::String,
-    /// Why it is not managed, or what is odd about it; empty if nothing is.
+    /// Why the agent does not manage it, or what is special about it; empty: nothing.
     #[prost(string, tag = "14")]
     pub note: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "15")]
     pub hooks: ::prost::alloc::vec::Vec<HookRow>,
     #[prost(message, repeated, tag = "16")]
     pub unhooked: ::prost::alloc::vec::Vec<UnhookedAbi>,
-    /// Version of the driver as its driver library saw it; empty until it asked.
+    /// Version of the driver that its driver library saw; empty: it has not asked yet.
     #[prost(string, tag = "17")]
     pub driver_version: ::prost::alloc::string::String,
-    /// It asked for another role by TIDEGATE_ROLE than it has: which, and why it was refused. Empty: it did not.
+    /// The role that TIDEGATE_ROLE asked for and why it was refused; empty: none was refused.
     #[prost(string, tag = "18")]
     pub role_refused: ::prost::alloc::string::String,
-    /// The role it asked for by TIDEGATE_ROLE.
+    /// The role that TIDEGATE_ROLE asked for.
     #[prost(enumeration = "Role", tag = "19")]
     pub asked_role: i32,
     #[prost(message, optional, tag = "20")]
     pub whereabouts: ::core::option::Option<Whereabouts>,
 }
-/// Where a process runs: by its cgroup's path as far as no tenant has a say in it, and by what the node's own services
-/// call that. Empty: it runs in none, or nobody on the node says so.
+/// Where a process runs, by the part of its cgroup's path that no tenant controls, and by the names that the node's own
+/// services give that place. A field is empty if the process is in no such place, or the node does not know its name.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Whereabouts {
     /// Unit of the system's service manager.
@@ -1606,7 +1634,7 @@ pub struct Whereabouts {
     /// Number of the Slurm job.
     #[prost(string, tag = "6")]
     pub slurm_job: ::prost::alloc::string::String,
-    /// For people: the most telling of these, e.g. "team-a/batch-0", "slurm 17".
+    /// Human-readable: the most specific of these, e.g. "team-a/batch-0", "slurm 17".
     #[prost(string, tag = "7")]
     pub text: ::prost::alloc::string::String,
 }
@@ -1622,10 +1650,10 @@ pub struct DeviceStatus {
     pub launches: u64,
     #[prost(enumeration = "BusyReason", tag = "5")]
     pub suspect: i32,
-    /// What the process has allocated there, as its library counts: without contexts and code.
+    /// Memory that the process has allocated there, as its library counts it: without contexts and code.
     #[prost(uint64, tag = "6")]
     pub memory_bytes: u64,
-    /// How often it became busy or idle there since it attached, which counts as busy, as far as the agent has heard.
+    /// Edges there that the agent has received since the process attached. Attaching counts as a busy edge.
     #[prost(uint64, tag = "7")]
     pub edges: u64,
 }
@@ -1640,10 +1668,10 @@ pub struct Counter {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchEventsRequest {
-    /// 0: from the oldest event kept.
+    /// Number of the first event; 0: the oldest one that the agent has.
     #[prost(uint64, tag = "1")]
     pub since_seq: u64,
-    /// End the stream after the events kept now.
+    /// End the stream after the events that the agent has now.
     #[prost(bool, tag = "2")]
     pub no_follow: bool,
 }
@@ -1662,23 +1690,23 @@ pub struct Event {
     /// Stable name in snake_case, e.g. "preempted", "woken", "attached", "channel_leak".
     #[prost(string, tag = "3")]
     pub kind: ::prost::alloc::string::String,
-    /// -1: not about one GPU.
+    /// -1: the event is not about one GPU.
     #[prost(int32, tag = "4")]
     pub gpu: i32,
     #[prost(uint64, tag = "5")]
     pub session: u64,
     #[prost(string, tag = "6")]
     pub job: ::prost::alloc::string::String,
-    /// For people.
+    /// Human-readable.
     #[prost(string, tag = "7")]
     pub text: ::prost::alloc::string::String,
-    /// Set where the event has one, e.g. the preemption latency.
+    /// A time that belongs to the event, e.g. the preemption latency; 0: none.
     #[prost(uint64, tag = "8")]
     pub value_ns: u64,
-    /// Of the session's process; 0: not about one.
+    /// The process of the session; 0: the event is not about one process.
     #[prost(int32, tag = "9")]
     pub pid: i32,
-    /// By the calendar, in nanoseconds since 1970, as the node's clock stood then.
+    /// When the event happened, in nanoseconds since 1970 by the node's clock.
     #[prost(uint64, tag = "10")]
     pub unix_ns: u64,
 }
@@ -1688,7 +1716,7 @@ pub struct GetConfigRequest {}
 pub struct GetConfigResponse {
     #[prost(message, repeated, tag = "1")]
     pub settings: ::prost::alloc::vec::Vec<Setting>,
-    /// Why the configuration was refused when it was read last.
+    /// The mistake that the last read of the configuration found; empty: none.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
@@ -1705,16 +1733,16 @@ pub struct Setting {
     pub origin: ::prost::alloc::string::String,
     #[prost(enumeration = "SettingApplies", tag = "4")]
     pub applies: i32,
-    /// What it will be after a restart; empty: the same.
+    /// The value after a restart; empty: the same.
     #[prost(string, tag = "5")]
     pub pending: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainRequest {
-    /// 0: who asks.
+    /// 0: the caller.
     #[prost(int32, tag = "1")]
     pub pid: i32,
-    /// As if it asked for this role when it attaches; unset: as it asked, if it is attached.
+    /// Explain the process as if it asked for this role. Unset: the role that it asked for when it attached.
     #[prost(enumeration = "Role", tag = "2")]
     pub asked_role: i32,
 }
@@ -1730,29 +1758,30 @@ pub struct ExplainResponse {
     pub gid: u32,
     #[prost(string, tag = "5")]
     pub cgroup: ::prost::alloc::string::String,
-    /// What its cgroup says, and what the node's own files say of that, e.g. "qos" = "besteffort".
+    /// Facts that rules can match: from its cgroup, and from the label files of the node, e.g. "qos" = "besteffort".
     #[prost(message, repeated, tag = "6")]
     pub facts: ::prost::alloc::vec::Vec<Fact>,
     /// The rules in force, in order, up to the one that matched.
     #[prost(message, repeated, tag = "7")]
     pub trials: ::prost::alloc::vec::Vec<RuleTrial>,
-    /// What they would make of it if it attached at this moment and asked for `asked_role`.
+    /// The role that the rules would give the process if it attached at this moment and asked for `asked_role`.
     #[prost(enumeration = "Role", tag = "8")]
     pub role: i32,
+    /// The rule that gives it.
     #[prost(string, tag = "9")]
     pub rule: ::prost::alloc::string::String,
-    /// As it is attached; empty when it is not.
+    /// The process as it is attached; empty: it is not.
     #[prost(message, repeated, tag = "10")]
     pub attached: ::prost::alloc::vec::Vec<ProcessStatus>,
     #[prost(message, repeated, tag = "11")]
     pub jobs: ::prost::alloc::vec::Vec<JobStatus>,
-    /// Why it runs or waits; the first sentence says which.
+    /// Why the process runs or waits. The first sentence says whether it runs.
     #[prost(string, repeated, tag = "12")]
     pub reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// What it asked for, or is taken to ask for.
+    /// The role that this answer assumes the process asks for.
     #[prost(enumeration = "Role", tag = "13")]
     pub asked_role: i32,
-    /// Why it would not get it; empty: it would, or asked for nothing.
+    /// Why the process would not get that role; empty: it would, or asked for none.
     #[prost(string, tag = "14")]
     pub role_refused: ::prost::alloc::string::String,
 }
@@ -1765,10 +1794,10 @@ pub struct Fact {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RuleTrial {
-    /// From 1.
+    /// Number of the rule, from 1.
     #[prost(uint32, tag = "1")]
     pub number: u32,
-    /// Where it stands.
+    /// Where the rule was read from.
     #[prost(string, tag = "2")]
     pub origin: ::prost::alloc::string::String,
     /// Its conditions and its role, as TOML.
@@ -1776,13 +1805,13 @@ pub struct RuleTrial {
     pub rule: ::prost::alloc::string::String,
     #[prost(bool, tag = "4")]
     pub matched: bool,
-    /// The first condition that does not hold, and what there is instead.
+    /// The first condition that does not hold, and the actual value.
     #[prost(string, tag = "5")]
     pub mismatch: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainHandleRequest {
-    /// As the job's engine counts them, from 0.
+    /// Number of the handle, as the job's engine counts them, from 0.
     #[prost(uint32, tag = "1")]
     pub handle: u32,
     /// Empty: every job.
@@ -1800,23 +1829,24 @@ pub struct HandleStatus {
     pub job: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub stripe: u32,
-    /// Handles that go with it, on each GPU.
+    /// Handles of the stripe on each GPU.
     #[prost(uint32, tag = "3")]
     pub handles: u32,
-    /// -1: none.
+    /// Blocks of the stripe; -1: none.
     #[prost(int64, tag = "4")]
     pub first_block: i64,
     #[prost(int64, tag = "5")]
     pub last_block: i64,
-    /// "own" memory behind it, "taken", "pinned", or on its way.
+    /// State of its memory: "own", "taken", "pinned", or on its way.
     #[prost(string, tag = "6")]
     pub backing: ::prost::alloc::string::String,
+    /// Requests that hold a block of the stripe.
     #[prost(uint32, tag = "7")]
     pub requests: u32,
-    /// To compute again if it went at this moment.
+    /// Tokens that the job would compute again if the stripe were taken at this moment.
     #[prost(uint64, tag = "8")]
     pub tokens: u64,
-    /// Unset: never, or too long ago to be kept.
+    /// When and why the stripe was last taken; unset: never, or so long ago that the agent does not know.
     #[prost(message, optional, tag = "9")]
     pub choice: ::core::option::Option<HandleChoice>,
 }
@@ -1828,11 +1858,11 @@ pub struct ExplainLeaseRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExplainLeaseResponse {
-    /// Each GPU on which leases are on or one of those jobs runs.
+    /// Each GPU on which leases are on, or on which one of these jobs runs.
     #[prost(message, repeated, tag = "1")]
     pub gpus: ::prost::alloc::vec::Vec<GpuLeases>,
 }
-/// What is known of leases on one GPU.
+/// What the agent knows about leases on one GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuLeases {
     #[prost(uint32, tag = "1")]
@@ -1840,16 +1870,16 @@ pub struct GpuLeases {
     /// Unset: leases are off.
     #[prost(message, optional, tag = "2")]
     pub status: ::core::option::Option<LeaseStatus>,
-    /// Of the promise, the part that is left unused.
+    /// The part of the promise that leases leave unused (lease.margin).
     #[prost(double, tag = "3")]
     pub margin: f64,
-    /// How much longer a lease may take before its trainer is disabled.
+    /// How long a lease may overrun before the agent disables its trainer (lease.grace).
     #[prost(uint64, tag = "4")]
     pub grace_ns: u64,
-    /// Who is online there.
+    /// Online processes on this GPU.
     #[prost(message, repeated, tag = "5")]
     pub online: ::prost::alloc::vec::Vec<LeaseService>,
-    /// What iterations take, those that were seen most first.
+    /// How long iterations take, the most frequent ones first.
     #[prost(message, repeated, tag = "6")]
     pub iterations: ::prost::alloc::vec::Vec<LeaseShape>,
     #[prost(message, repeated, tag = "7")]
@@ -1857,7 +1887,7 @@ pub struct GpuLeases {
     /// The last leases, the oldest first.
     #[prost(message, repeated, tag = "8")]
     pub decisions: ::prost::alloc::vec::Vec<LeaseDecision>,
-    /// Iterations before which units were offered and no lease was given, by NoLease.kind.
+    /// By NoLease.kind: iterations before which a trainer offered units and got no lease.
     #[prost(map = "string, uint64", tag = "9")]
     pub refused: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
 }
@@ -1867,22 +1897,24 @@ pub struct LeaseService {
     pub pid: i32,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// Iterations that it reported; 0: none.
+    /// Iterations that the process has reported.
     #[prost(uint64, tag = "3")]
     pub iterations: u64,
-    /// Whether it says how many requests decode.
+    /// The process reports how many requests decode.
     #[prost(bool, tag = "4")]
     pub says_batch: bool,
 }
+/// Iterations of one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaseShape {
     #[prost(fixed64, tag = "1")]
     pub fingerprint: u64,
-    /// Of late: on average and at the 95th percentile.
+    /// Recent duration: mean and 95th percentile.
     #[prost(uint64, tag = "2")]
     pub mean_ns: u64,
     #[prost(uint64, tag = "3")]
     pub tail_ns: u64,
+    /// How many were observed.
     #[prost(uint64, tag = "4")]
     pub seen: u64,
 }
@@ -1890,27 +1922,29 @@ pub struct LeaseShape {
 pub struct LeaseTrainer {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
-    /// Units that it offers: "forward" or "backward", and so many in a row; 0: none.
+    /// Units that the trainer offers: "forward" or "backward".
     #[prost(string, tag = "2")]
     pub kind: ::prost::alloc::string::String,
+    /// How many units could follow one another; 0: it offers none.
     #[prost(uint32, tag = "3")]
     pub most: u32,
-    /// What one takes: by its own account (0: it says nothing), and as it is planned with.
+    /// Duration of a unit as the trainer reports it; 0: it reports nothing.
     #[prost(uint64, tag = "4")]
     pub claimed_ns: u64,
+    /// Duration of a unit that the agent plans with.
     #[prost(uint64, tag = "5")]
     pub unit_ns: u64,
-    /// Leases that it had, units that it ran within them, and how long it had the GPU for that.
+    /// Leases that the trainer had, units that it ran within them, and how long it had the GPU for that.
     #[prost(uint64, tag = "6")]
     pub leases: u64,
     #[prost(uint64, tag = "7")]
     pub units: u64,
     #[prost(uint64, tag = "8")]
     pub used_ns: u64,
-    /// It gets none for so long, because it kept running past them; 0: it may.
+    /// How long the trainer still gets no lease because it overran too many; 0: it may get one.
     #[prost(uint64, tag = "9")]
     pub demoted_ns: u64,
-    /// Unset: it has one, or has just had one.
+    /// Unset: the trainer has a lease, or has just had one.
     #[prost(message, optional, tag = "10")]
     pub no_lease: ::core::option::Option<NoLease>,
 }
@@ -1922,31 +1956,32 @@ pub struct LeaseDecision {
     pub lease: u64,
     #[prost(uint64, tag = "3")]
     pub ago_ns: u64,
-    /// The iteration that it came before: its shape, and how many requests decode.
+    /// The iteration that followed: its shape, and how many requests decode.
     #[prost(fixed64, tag = "4")]
     pub fingerprint: u64,
     #[prost(uint32, tag = "5")]
     pub batch: u32,
-    /// What that was expected to take at its tail, and what it took; unset: it is not over.
+    /// How long that iteration was expected to take, at its tail.
     #[prost(uint64, tag = "6")]
     pub predicted_ns: u64,
+    /// How long it took; unset: it has not ended.
     #[prost(uint64, optional, tag = "7")]
     pub took_ns: ::core::option::Option<u64>,
     #[prost(uint64, tag = "8")]
     pub slack_ns: u64,
-    /// What a unit was taken to need, how many were allowed, and for how long.
+    /// The duration of a unit that the agent assumed, the number of units that it granted, and for how long.
     #[prost(uint64, tag = "9")]
     pub unit_ns: u64,
     #[prost(uint32, tag = "10")]
     pub units: u32,
     #[prost(uint64, tag = "11")]
     pub granted_ns: u64,
-    /// Units that ran and how long the trainer had the GPU; unset: it still has.
+    /// Units that ran, and how long the trainer had the GPU; unset: the trainer still has it.
     #[prost(uint32, optional, tag = "12")]
     pub ran: ::core::option::Option<u32>,
     #[prost(uint64, optional, tag = "13")]
     pub used_ns: ::core::option::Option<u64>,
-    /// The gate ended it.
+    /// The trainer did not return in time, and the gate ended the lease.
     #[prost(bool, tag = "14")]
     pub overran: bool,
 }
@@ -1957,13 +1992,13 @@ pub struct HandleChoice {
     /// CLOCK_MONOTONIC.
     #[prost(uint64, tag = "2")]
     pub at_ns: u64,
-    /// 0: the first that was chosen in that reclaim.
+    /// Position among the stripes of that reclaim; 0: the agent chose it first.
     #[prost(uint32, tag = "3")]
     pub rank: u32,
-    /// What it cost beyond those chosen before it.
+    /// Tokens that it cost in addition to those chosen before it.
     #[prost(uint64, tag = "4")]
     pub tokens: u64,
-    /// Requests that this hit.
+    /// Requests that lost a block by this stripe and by none before it.
     #[prost(uint32, tag = "5")]
     pub requests: u32,
 }
@@ -1977,7 +2012,7 @@ pub struct SettingChange {
     pub new_value: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub origin: ::prost::alloc::string::String,
-    /// From when the new value counts.
+    /// When the new value takes effect.
     #[prost(enumeration = "SettingApplies", tag = "5")]
     pub applies: i32,
 }
@@ -1988,7 +2023,7 @@ pub struct SetRequest {
     /// As TOML, or the text itself.
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
-    /// Take back what was set instead.
+    /// Undo an earlier Set of this setting instead.
     #[prost(bool, tag = "3")]
     pub unset: bool,
 }
@@ -2010,7 +2045,7 @@ pub struct DrainRequest {}
 pub struct DrainResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Why the next agent will not know of this order; empty: it will.
+    /// Why the order will not survive a restart of the agent; empty: it will.
     #[prost(string, tag = "2")]
     pub not_kept: ::prost::alloc::string::String,
 }
@@ -2020,17 +2055,17 @@ pub struct UndrainRequest {}
 pub struct UndrainResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Why the next agent will not know of this order; empty: it will.
+    /// Why the order will not survive a restart of the agent; empty: it will.
     #[prost(string, tag = "2")]
     pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UngateRequest {
-    /// How long at most, from its arrival.
+    /// The longest duration of the block, from the arrival of the request.
     #[prost(uint64, tag = "1")]
     pub length_ns: u64,
 }
-/// One as the block begins. The stream ends with it.
+/// The agent sends one when the block begins. The stream ends when the block ends.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UngateResponse {
     #[prost(string, repeated, tag = "1")]
@@ -2046,7 +2081,7 @@ pub struct PauseRequest {
 pub struct PauseResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Why the next agent will not know of this order; empty: it will.
+    /// Why the order will not survive a restart of the agent; empty: it will.
     #[prost(string, tag = "2")]
     pub not_kept: ::prost::alloc::string::String,
 }
@@ -2060,20 +2095,20 @@ pub struct ResumeRequest {
 pub struct ResumeResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Why the next agent will not know of this order; empty: it will.
+    /// Why the order will not survive a restart of the agent; empty: it will.
     #[prost(string, tag = "2")]
     pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLogLevelRequest {
     /// A level (error, warn, info, debug, trace) or a filter such as "info,tidegate_agent::control=debug".
-    /// Empty: as configured.
+    /// Empty: the configured one.
     #[prost(string, tag = "1")]
     pub filter: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLogLevelResponse {
-    /// Before and now.
+    /// The filter before and after the call.
     #[prost(string, tag = "1")]
     pub before: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -2085,7 +2120,7 @@ pub enum Role {
     Unspecified = 0,
     Online = 1,
     Offline = 2,
-    /// Not gated and not counted; listed.
+    /// The process is listed, but neither gated nor counted as online.
     Ignore = 3,
 }
 impl Role {
@@ -2148,15 +2183,15 @@ impl Engine {
 #[repr(i32)]
 pub enum BusyReason {
     Unspecified = 0,
-    /// A stream waits for something the GPU cannot do by itself (an event, a host function, a wait value).
+    /// A stream waits for something that the GPU cannot do by itself (an event, a host function, a wait value).
     ParkedStream = 1,
-    /// A kernel has run since the last launch.
+    /// A kernel has been running since the last launch.
     PersistentKernel = 2,
-    /// The process makes no progress: stopped or frozen.
+    /// The process makes no progress: it is stopped or frozen.
     StoppedProcess = 3,
-    /// Launches never pause long enough for an idle edge.
+    /// The pauses between launches are too short for an idle edge.
     SteadyLaunches = 4,
-    /// No hook sees the process' launches: it counts as busy for as long as it has a channel.
+    /// No hook sees the launches of the process. It counts as busy for as long as it has a channel.
     UnseenLaunches = 5,
 }
 impl BusyReason {
@@ -2216,7 +2251,7 @@ impl OnAgentLoss {
         }
     }
 }
-/// How a level stops what runs. Firmware differs in what it takes.
+/// How a level stops running work. What suffices depends on the firmware. tidegate(7), METHODS, describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum StopMethod {
@@ -2225,7 +2260,7 @@ pub enum StopMethod {
     Disable = 1,
     /// The same, then RESTART_RUNLIST; also after an enable.
     Restart = 2,
-    /// Disable scheduling only, then PREEMPT each group.
+    /// Disable only scheduling, then PREEMPT each group.
     Preempt = 3,
     /// PREEMPT each group that computes, on all GPUs at once, then FIFO_DISABLE_CHANNELS.
     PreemptFirst = 4,
@@ -2256,18 +2291,18 @@ impl StopMethod {
         }
     }
 }
-/// The ladder of DESIGN section 7.
+/// Who makes the calls that control channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ChannelLevel {
     Unspecified = 0,
-    /// The agent's own RM client names foreign pairs.
+    /// The agent, by its own RM client, which names the channels of other processes.
     L1Agent = 1,
-    /// The agent calls through the owner's control file.
+    /// The agent, through the owner's control file.
     L2OwnerFile = 2,
-    /// The job's own preloaded library calls.
+    /// The preloaded library in the owner.
     L3Interposer = 3,
-    /// Timeslice and preempt.
+    /// Not used.
     L4Timeslice = 4,
     /// Launches wait in the library; no channel is touched.
     L5LaunchGate = 5,
@@ -2305,19 +2340,19 @@ impl ChannelLevel {
 pub enum MemoryResult {
     Unspecified = 0,
     Ok = 1,
-    /// A thread is inside a call that may hold the driver's locks; nothing was changed.
+    /// A thread is inside a call that may hold the driver's locks. Nothing was changed.
     ThreadInside = 2,
-    /// The deadline passed with the command under way: a second answer follows.
+    /// The deadline passed while the command was under way. A second answer follows.
     Late = 3,
-    /// CancelReclaim came first, or the deadline was over before it was begun; what `stripes` names was done.
+    /// CancelReclaim came first, or the deadline passed before the command began. Only the stripes in `stripes` changed.
     Cancelled = 4,
-    /// The device has no memory left for a handle; what `stripes` names was done.
+    /// The device has no memory left for a handle. Only the stripes in `stripes` changed.
     OutOfMemory = 5,
-    /// The driver refused a call; what `stripes` names was done, and the rest stands as before.
+    /// The driver refused a call. Only the stripes in `stripes` changed.
     Driver = 6,
-    /// Restore before the engine said that it withholds the blocks; nothing was changed.
+    /// A Restore came before the engine reported that it withholds the blocks. Nothing was changed.
     NotWithheld = 7,
-    /// No such kv or stripe, one that is refused, or the gate word is not closed; nothing was changed.
+    /// There is no such kv or stripe, the kv is refused, or the gate word is not closed. Nothing was changed.
     Refused = 8,
 }
 impl MemoryResult {
@@ -2391,16 +2426,16 @@ impl GateState {
 pub enum JobState {
     Unspecified = 0,
     Running = 1,
-    /// Channels disabled, or launches held at L5.
+    /// The channels of the job are disabled, or its launches wait (L5).
     Gated = 2,
-    /// Closed by Control.Pause.
+    /// An operator paused the job (Control.Pause).
     Paused = 3,
-    /// A disable failed; every channel was sent an enable and the next step decides. Or launches wait although the gate
-    /// is open: see the reason.
+    /// A disable failed, so the agent has ordered every channel enabled, and decides anew in its next step. Or launches
+    /// wait although the gate is open: see the reason.
     Unknown = 4,
-    /// Given up: no channel of it can be controlled.
+    /// The agent has given up: it cannot control the channels of the job.
     Unmanaged = 5,
-    /// A lease beside online stands, or ended so recently that its channels are enabled still.
+    /// The job has a lease beside online, or had one so recently that its channels are still enabled.
     Leased = 6,
 }
 impl JobState {
@@ -2433,14 +2468,16 @@ impl JobState {
         }
     }
 }
+/// When a change of a setting takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum SettingApplies {
     Unspecified = 0,
-    /// A change counts at once.
+    /// At once.
     Now = 1,
-    /// For processes that attach from then on.
+    /// For processes that attach later.
     NextAttach = 2,
+    /// After a restart of the agent.
     Restart = 3,
 }
 impl SettingApplies {
@@ -2864,8 +2901,8 @@ pub mod node_client {
                 .insert(GrpcMethod::new("tidegate.v1.Node", "GetStatus"));
             self.inner.unary(req, path, codec).await
         }
-        /// Events from `since_seq` on, then as they happen. OUT_OF_RANGE when `since_seq` is no longer
-        /// kept; RESOURCE_EXHAUSTED when the reader is too slow.
+        /// Events from `since_seq` on, then new events as they happen. OUT_OF_RANGE if the agent no longer keeps
+        /// `since_seq`; RESOURCE_EXHAUSTED if the reader is too slow.
         pub async fn watch_events(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchEventsRequest>,
@@ -2915,8 +2952,8 @@ pub mod node_client {
                 .insert(GrpcMethod::new("tidegate.v1.Node", "GetConfig"));
             self.inner.unary(req, path, codec).await
         }
-        /// What the rules make of a process, and why it runs or waits at this moment. NOT_FOUND when there is
-        /// no such process.
+        /// Which role the rules give a process, and why it runs or waits at this moment. NOT_FOUND if there is no such
+        /// process.
         pub async fn explain(
             &mut self,
             request: impl tonic::IntoRequest<super::ExplainRequest>,
@@ -2938,7 +2975,7 @@ pub mod node_client {
             req.extensions_mut().insert(GrpcMethod::new("tidegate.v1.Node", "Explain"));
             self.inner.unary(req, path, codec).await
         }
-        /// What is known of a handle of the jobs' KV caches, and why it was taken last.
+        /// What the agent knows about a handle of the jobs' KV caches, and why it was last taken.
         pub async fn explain_handle(
             &mut self,
             request: impl tonic::IntoRequest<super::ExplainHandleRequest>,
@@ -2963,8 +3000,8 @@ pub mod node_client {
                 .insert(GrpcMethod::new("tidegate.v1.Node", "ExplainHandle"));
             self.inner.unary(req, path, codec).await
         }
-        /// What is known of leases on each GPU: what iterations and units take, the last leases, and why a trainer has none.
-        /// NOT_FOUND when there is no such job.
+        /// What the agent knows about leases on each GPU: how long iterations and units take, the last leases, and why a
+        /// trainer has none. NOT_FOUND if there is no such job.
         pub async fn explain_lease(
             &mut self,
             request: impl tonic::IntoRequest<super::ExplainLeaseRequest>,
@@ -3017,8 +3054,8 @@ pub mod node_server {
             >
             + std::marker::Send
             + 'static;
-        /// Events from `since_seq` on, then as they happen. OUT_OF_RANGE when `since_seq` is no longer
-        /// kept; RESOURCE_EXHAUSTED when the reader is too slow.
+        /// Events from `since_seq` on, then new events as they happen. OUT_OF_RANGE if the agent no longer keeps
+        /// `since_seq`; RESOURCE_EXHAUSTED if the reader is too slow.
         async fn watch_events(
             &self,
             request: tonic::Request<super::WatchEventsRequest>,
@@ -3034,13 +3071,13 @@ pub mod node_server {
             tonic::Response<super::GetConfigResponse>,
             tonic::Status,
         >;
-        /// What the rules make of a process, and why it runs or waits at this moment. NOT_FOUND when there is
-        /// no such process.
+        /// Which role the rules give a process, and why it runs or waits at this moment. NOT_FOUND if there is no such
+        /// process.
         async fn explain(
             &self,
             request: tonic::Request<super::ExplainRequest>,
         ) -> std::result::Result<tonic::Response<super::ExplainResponse>, tonic::Status>;
-        /// What is known of a handle of the jobs' KV caches, and why it was taken last.
+        /// What the agent knows about a handle of the jobs' KV caches, and why it was last taken.
         async fn explain_handle(
             &self,
             request: tonic::Request<super::ExplainHandleRequest>,
@@ -3048,8 +3085,8 @@ pub mod node_server {
             tonic::Response<super::ExplainHandleResponse>,
             tonic::Status,
         >;
-        /// What is known of leases on each GPU: what iterations and units take, the last leases, and why a trainer has none.
-        /// NOT_FOUND when there is no such job.
+        /// What the agent knows about leases on each GPU: how long iterations and units take, the last leases, and why a
+        /// trainer has none. NOT_FOUND if there is no such job.
         async fn explain_lease(
             &self,
             request: tonic::Request<super::ExplainLeaseRequest>,
@@ -3561,7 +3598,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "Resume"));
             self.inner.unary(req, path, codec).await
         }
-        /// What the agent logs from now on; INVALID_ARGUMENT when the filter cannot be read.
+        /// Changes what the agent logs from now on. INVALID_ARGUMENT if the filter cannot be parsed.
         pub async fn set_log_level(
             &mut self,
             request: impl tonic::IntoRequest<super::SetLogLevelRequest>,
@@ -3586,7 +3623,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "SetLogLevel"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lets no offline job run, those to come included, until Undrain, whatever is paused or resumed.
+        /// Stops all offline jobs, including those that start later, until Undrain. Pause and Resume do not change that.
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRequest>,
@@ -3631,8 +3668,9 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "Undrain"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lets offline jobs run beside online, whatever their gates say, for as long as the caller keeps the stream, and no
-        /// longer than it asked for. FAILED_PRECONDITION where `bench.ungated` does not allow it, or a block stands already.
+        /// Lets offline jobs run beside online, even if gates are closed, for as long as the caller keeps the stream open, but
+        /// no longer than it asked for. FAILED_PRECONDITION if `bench.ungated` does not allow it, or if another block is under
+        /// way.
         pub async fn ungate(
             &mut self,
             request: impl tonic::IntoRequest<super::UngateRequest>,
@@ -3657,8 +3695,8 @@ pub mod control_client {
                 .insert(GrpcMethod::new("tidegate.v1.Control", "Ungate"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
-        /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
+        /// Changes a setting of the running agent until the agent ends. It overrides files, environment and flags.
+        /// INVALID_ARGUMENT if the value is not valid; FAILED_PRECONDITION if the setting needs a restart.
         pub async fn set(
             &mut self,
             request: impl tonic::IntoRequest<super::SetRequest>,
@@ -3677,7 +3715,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("tidegate.v1.Control", "Set"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads the configuration again. FAILED_PRECONDITION when it is refused: the old one stays in force.
+        /// Reads the configuration again. FAILED_PRECONDITION if it has a mistake: the previous one then stays in force.
         pub async fn reload(
             &mut self,
             request: impl tonic::IntoRequest<super::ReloadRequest>,
@@ -3723,7 +3761,7 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::ResumeRequest>,
         ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status>;
-        /// What the agent logs from now on; INVALID_ARGUMENT when the filter cannot be read.
+        /// Changes what the agent logs from now on. INVALID_ARGUMENT if the filter cannot be parsed.
         async fn set_log_level(
             &self,
             request: tonic::Request<super::SetLogLevelRequest>,
@@ -3731,7 +3769,7 @@ pub mod control_server {
             tonic::Response<super::SetLogLevelResponse>,
             tonic::Status,
         >;
-        /// Lets no offline job run, those to come included, until Undrain, whatever is paused or resumed.
+        /// Stops all offline jobs, including those that start later, until Undrain. Pause and Resume do not change that.
         async fn drain(
             &self,
             request: tonic::Request<super::DrainRequest>,
@@ -3746,19 +3784,20 @@ pub mod control_server {
             >
             + std::marker::Send
             + 'static;
-        /// Lets offline jobs run beside online, whatever their gates say, for as long as the caller keeps the stream, and no
-        /// longer than it asked for. FAILED_PRECONDITION where `bench.ungated` does not allow it, or a block stands already.
+        /// Lets offline jobs run beside online, even if gates are closed, for as long as the caller keeps the stream open, but
+        /// no longer than it asked for. FAILED_PRECONDITION if `bench.ungated` does not allow it, or if another block is under
+        /// way.
         async fn ungate(
             &self,
             request: tonic::Request<super::UngateRequest>,
         ) -> std::result::Result<tonic::Response<Self::UngateStream>, tonic::Status>;
-        /// Changes a setting on the running agent, over files, environment and flags, until the agent ends.
-        /// INVALID_ARGUMENT when the value does not fit; FAILED_PRECONDITION when it takes a restart.
+        /// Changes a setting of the running agent until the agent ends. It overrides files, environment and flags.
+        /// INVALID_ARGUMENT if the value is not valid; FAILED_PRECONDITION if the setting needs a restart.
         async fn set(
             &self,
             request: tonic::Request<super::SetRequest>,
         ) -> std::result::Result<tonic::Response<super::SetResponse>, tonic::Status>;
-        /// Reads the configuration again. FAILED_PRECONDITION when it is refused: the old one stays in force.
+        /// Reads the configuration again. FAILED_PRECONDITION if it has a mistake: the previous one then stays in force.
         async fn reload(
             &self,
             request: tonic::Request<super::ReloadRequest>,
