@@ -1,12 +1,12 @@
-//! Channels and their places in the journal; and those that may be disabled and are in no list.
+//! Places of channels in the journal, and channels that may be disabled but that no process has claimed.
 //!
-//! A lost connection is not a death: the page goes on telling edges, the channels go on being gated,
-//! and the process attaches again as a new session, which takes the place of the old one. Channels of one
-//! that attached anew, or was handed over by an earlier agent, are *adopted*: they stay as they are until it
-//! has said again what it has.
+//! A lost connection does not mean that the process is dead. Its page still reports edges and its channels are still
+//! gated. The process attaches again as a new session, which takes the place of the old one. Until the process has
+//! listed its channels again, they are *inherited* (`adopted` in the code) and stay as they are. The same holds for
+//! channels that an earlier agent hands over.
 //!
-//! What is on a GPU that the agent cannot ask (it is lost, or the driver lists none) is enabled by the process whose channel
-//! it is, on its own file, at the agent's word. Its answer clears the record.
+//! A channel on a GPU that the agent cannot use (the GPU is lost, or the driver lists none) is enabled by the process
+//! that owns it, on its own file, when the agent asks for it. The answer of the process clears the journal's record.
 
 use crate::journal::{HANDING_OVER_NS, Journal, Marked, Place, Places};
 use crate::shares::{Owner, Shares};

@@ -1,16 +1,16 @@
-//! Channels as they go to the driver: batches of pairs, through whom they go, and what follows them.
+//! Channels as they go to the driver: batches of pairs, whose client and file carry the call, and what follows it.
 //!
-//! * **L1**: the agent's own RM client lists pairs of other clients.
-//! * **L2**: the agent calls through the owner's control file, with the owner's client and subdevice.
-//! * **L3**: the job's own library makes the call; the shell tells it to.
-//! * **L5**: no channel is touched, launches wait in the library.
+//! * **L1**: the agent's own RM client lists channels of other clients.
+//! * **L2**: the agent makes the call through the owner's control file, with the owner's client and subdevice.
+//! * **L3**: the job's own library makes the call, on the shell's order.
+//! * **L5**: no channel is touched; launches wait in the library.
 //!
-//! L1 and L2 differ only in whose client and file carry the call, so both are a [`Batch`] with a
-//! [`Via`]. Batches are built when a job's channels change, never on the way of an edge.
+//! L1 and L2 differ only in the client and the file of the call, so both are a [`Batch`] with a [`Via`]. Batches are
+//! built when a job's channels change, never on the path of an edge.
 //!
-//! What a disable does to work that runs is the firmware's affair, so beside the level there is a
-//! [`Method`], found by the self-test. It too is data: a batch says whether its call disables
-//! scheduling only, which groups are preempted before it, and which [`Kick`]s follow it.
+//! What a disable does to running work depends on the firmware. Beside the level there is therefore a [`Method`], which
+//! the self-test chooses. It is data as well: a batch says whether its call only disables scheduling, which groups are
+//! preempted before it, and which [`Kick`]s follow it.
 
 mod plan;
 

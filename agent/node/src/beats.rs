@@ -1,14 +1,15 @@
-//! Reads the page on which an online process reports its iterations, and turns them into events for leases.
+//! Reads the page on which an online process reports its iterations, and makes events for leases of it.
 //!
-//! The process makes that page, and is a tenant: every word may hold anything at any time. So a reading is tried a few
-//! times and then left for the next ring, times are bounded by the agent's clock, counts by what a lease policy keeps,
-//! and a count that goes back begins anew.
+//! The process makes that page and is a tenant, so every word of it may hold anything at any time. The agent tries a
+//! reading a few times and then waits for the next ring. It bounds times by its own clock, and counts by what a lease
+//! policy keeps. A count that goes back starts anew.
 //!
-//! [`Follower`] makes of one device's iterations what [`tidegate_policy::lease`] learns from. Not all of it is known of a
-//! live engine. It says how many requests decode and how many wait, not which: so requests are numbered here, and who
-//! leaves is taken to be the one that decodes longest. Where online keeps its pace that one is furthest ahead of its
-//! promise, so that what is lent errs to online's side. What online waited because of a lease is not known either, and
-//! counts as nothing. An engine that does not say how many decode is held to its promise with each iteration.
+//! [`Follower`] turns the iterations of one device into what [`tidegate_policy::lease`] learns from. A live engine does
+//! not report everything. It reports how many requests decode and wait, but not which. So the agent numbers the
+//! requests, and assumes that the request that has decoded longest is the one that ended. While online keeps its pace,
+//! that request is furthest ahead of its promise, so the error favours online. The agent does not know either how long
+//! online waited because of a lease, and counts zero. If an engine does not report how many requests decode, each
+//! single iteration has to keep the promise.
 
 use crate::clock::ProcessClock;
 use std::collections::VecDeque;

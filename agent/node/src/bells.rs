@@ -1,4 +1,4 @@
-//! The doorbells of processes: which have rung since they were last looked at.
+//! The doorbells of processes: which of them have rung since the last look.
 
 use crate::page::PageRef;
 use std::sync::atomic::{AtomicU32, Ordering};

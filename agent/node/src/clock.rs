@@ -1,9 +1,9 @@
-//! The monotonic clock of a process, as the agent's clock sees it.
+//! The monotonic clock of a process, compared with the agent's.
 //!
-//! A process in a time namespace (a restored container, one with `timeOffsets`), in a sandbox with a kernel of its own,
-//! or under a library that fakes clocks writes times that are not the agent's. The distance of the two clocks does not
-//! change while a session lasts: who is restored elsewhere connects anew. So it is found once, when the process attaches,
-//! and every time that crosses the border is converted here.
+//! The times of a process are not the agent's if the process is in a time namespace (a restored container, one with
+//! `timeOffsets`), in a sandbox with its own kernel, or under a library that fakes clocks. The difference of the clocks
+//! does not change during a session, because a process that is restored elsewhere connects anew. So the agent measures
+//! the difference once, when the process attaches, and converts every time that passes between them.
 
 /// Two clocks that are further apart than this are told of.
 const TOLD_NS: u64 = 1_000_000;

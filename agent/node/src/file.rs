@@ -1,4 +1,4 @@
-//! Descriptors of processes, which the shell keeps and hands on and never looks into.
+//! Descriptors of processes. The shell keeps them and passes them on, but never uses them.
 
 use std::any::Any;
 use std::fmt;

@@ -1,14 +1,18 @@
 //! Which channels are disabled, written so that it survives the agent.
 //!
-//! The journal is a file of words on tmpfs, mapped: a record is marked before its channel is disabled
-//! and cleared after it was enabled, so that what is marked after a crash is a superset of what is
-//! disabled. Firmware counts disables: two take two enables (P9 on an H200, driver 580.159.04), and an enable too many
-//! is harmless. So what is known to be disabled (SURE) is not disabled again, and where it is not known, a record says
-//! how many disables may have had no enable yet: whoever enables (the agent, a successor, `tidegate release`) does it as
-//! often. A record of a channel that is gone is refused by the driver and
-//! cleared. A record also says that the process is changing its memory's mappings at the agent's word: its
-//! channels are enabled when it has ended that or is gone, since the GPU would fault where nothing is
-//! mapped. RESTART: who enables it restarts its runlist then. Nothing is ever synced: a machine that loses its memory loses its channels too.
+//! The journal is a mapped file of words on tmpfs. A record is marked before its channel is disabled, and cleared after
+//! the channel was enabled. After a crash, the marked records therefore include everything that is disabled.
+//!
+//! * The firmware counts disables: two disables need two enables (P9 on an H200, driver 580.159.04), and one enable too
+//!   many is harmless. So a channel that is known to be disabled (SURE) is not disabled again. If that is unknown, the
+//!   record says how many disables may lack an enable, and whoever enables (the agent, a successor, `tidegate release`)
+//!   does so that often.
+//! * The driver refuses a record of a channel that is gone. The record is then cleared.
+//! * MOVING: the process is changing the mappings of its memory on the agent's order. Its channels are enabled only
+//!   when it has finished or is gone, because the GPU would fault where nothing is mapped.
+//! * RESTART: whoever enables the channel then restarts its runlist.
+//!
+//! The file is never synced: a machine that loses its memory also loses its channels.
 //!
 //! ```text
 //! word 0 magic+version | 1 agent generation | 2 handing over since | 3 records | 4.. records

@@ -1,4 +1,4 @@
-//! What processes, levels and methods there are, and how GPUs and processes are named.
+//! Roles of processes, levels and methods, and the names of GPUs and processes.
 
 use crate::text::Text;
 use std::fmt;

@@ -1,8 +1,7 @@
-//! The channels of one offline job on one GPU: the calls prepared for them, and what stands.
+//! The channels of one offline job on one GPU: the prepared calls, and the state of orders.
 //!
-//! Policy decides what a lane is ordered to do (its `job` is the machine). Here is what the
-//! world makes of it: which calls an order takes, which are unanswered, and what the last answer said of the
-//! channels.
+//! Policy decides what a job-GPU slot (`lane`) has to do; its state machine is policy's `job`. This part knows which
+//! calls an order needs, which of them have no answer yet, and what the last answer said about the channels.
 
 mod batches;
 mod gates;

@@ -1,5 +1,5 @@
-//! Latencies of one GPU, counted without allocating: exactly enough for quantiles, and in a few
-//! buckets whose counts any number of nodes can be added up by.
+//! Latencies of one GPU, counted without allocation: exact enough for quantiles, and in a few buckets that can be added
+//! up over any number of nodes.
 
 use hdrhistogram::Histogram;
 

@@ -1,13 +1,13 @@
 //! Delivers leases: which process holds the lease of each GPU, and what the words on its page say.
 //!
 //! Nothing is decided here. A lease goes to the process that offered units on that GPU for its job. The words of a
-//! trainer's device are always in one of three states, from its first device on and before it offers anything. They
+//! trainer's device are always in one of three states, from its first device on, also before it offers anything. They
 //! change only after the gate has changed:
 //!
 //! ```text
 //!   given       units may begin
-//!   withdrawn   none may: a lease was withdrawn or is over, or none was given yet
-//!   none        its job runs by an open gate, or leases are off: no lease is needed
+//!   withdrawn   no unit may begin: a lease was withdrawn or is over, or none was given yet
+//!   none        no lease is needed: the job runs because the gate is open, or leases are off
 //! ```
 
 use crate::members::Members;

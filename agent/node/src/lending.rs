@@ -1,4 +1,4 @@
-//! What people are told where no lease is given.
+//! What operators see if no lease is given.
 
 use tidegate_policy::no_lease::NoLease;
 

@@ -1,4 +1,4 @@
-//! The attached processes: they come, name their devices and channels, and go.
+//! The attached processes: they attach, report their devices and channels, and leave.
 
 mod claims;
 mod leases;

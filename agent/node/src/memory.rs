@@ -1,9 +1,8 @@
-//! Memory between the policy and the processes: what they say comes in, orders go out.
+//! Memory messages between policy and the processes.
 //!
-//! Nothing is decided here. What a process says of its memory becomes an event of the policy; an
-//! order of the policy becomes an order to the process, or, where nobody is there to take it, an
-//! answer that says so. What an online engine uses is read from its page, at every round and when it
-//! says that it is under pressure.
+//! Nothing is decided here. A report of a process becomes an event of policy. An order of policy becomes an order to
+//! the process; if the process is gone, it becomes an answer that says so. What an online engine uses is read from its
+//! page, in every round, and when the process reports pressure.
 
 use crate::adoption::Adoption;
 use crate::kinds::Role;

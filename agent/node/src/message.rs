@@ -1,5 +1,5 @@
-//! What reaches the shell, and what it says to processes. Nothing here is of the wire's types: they are
-//! read and bounded at the border.
+//! Messages to the shell, and messages from the shell to processes. They contain no types of the wire format: the
+//! caller decodes and bounds them first.
 
 pub mod memory;
 

@@ -1,4 +1,4 @@
-//! What the shell asks of the world. No call here may wait.
+//! The ports through which the shell acts. The host implements them. No call here may wait.
 
 use crate::journal::Marked;
 use crate::kinds::Tenant;

@@ -1,13 +1,13 @@
-//! Proofs of RM clients, made again and again.
+//! Ownership checks (`proofs`) of RM clients, and when they are repeated.
 //!
-//! A proof says whose a client was, once. Its process can free the client without a word and keep the
-//! connection; RM gives the number to another process sooner or later, and an order that names the old
-//! pair would disable that process' channel. So every proof is made again after each answered disable
-//! that named the client, which bounds how long a channel of somebody else can stand still, and
-//! periodically, which finds most clients that are gone before their number has another owner.
+//! A proof says who owned a client at one moment. The process can then free the client without telling anyone and stay
+//! connected. Sooner or later RM gives the number to another process, and an order that names the old pair would
+//! disable that process' channel. So a proof is repeated in two cases. After each answered disable that named the
+//! client: this bounds how long a channel of another process can be stopped. And periodically: this finds most freed
+//! clients before their number has another owner.
 //!
-//! A proof only speaks for a disable if it was begun after that disable returned: one that is under way
-//! when another disable is answered is followed by a second.
+//! A proof covers a disable only if it began after that disable returned. If another disable is answered while a proof
+//! is under way, a second proof follows.
 //!
 //! ```text
 //!   stands --ask--> asked --ask--> asked, and once more

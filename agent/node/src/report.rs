@@ -1,4 +1,4 @@
-//! What policy reports, as an event for people and as counters.
+//! Turns reports of policy into events for operators and counters.
 
 use crate::counters::Counters;
 use crate::lanes::Lanes;

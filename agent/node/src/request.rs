@@ -1,8 +1,8 @@
-//! What a part of the shell asks of the others.
+//! What one part of the shell asks of the others.
 //!
-//! A part changes only itself and what it is lent. Whatever has to happen elsewhere it asks for, in the order
-//! in which it must happen; the router ([`crate::Shell`]) carries requests out one after the other, each with
-//! all that follows from it before the next.
+//! A part changes only itself and what it is lent. For everything else it returns requests, in the order in which they
+//! must happen. The router ([`crate::Shell`]) carries out one request, with everything that follows from it, before the
+//! next.
 
 use crate::counters::Counters;
 use crate::file::Files;

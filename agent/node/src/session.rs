@@ -1,4 +1,4 @@
-//! What the shell keeps of one attached process.
+//! The state of one attached process.
 
 use crate::beats::{BeatRef, Follower};
 use crate::clock::ProcessClock;

@@ -1,8 +1,9 @@
-//! Who may have how much of what there is only so much of: places in the journal.
+//! Divides something limited among tenants: places in the journal.
 //!
-//! Nobody is given more than is left afterwards. So a tenant alone may have half of all, two of them a third each,
-//! and whoever comes after any number of greedy ones still finds as much as each of those has. Of a tenant's share one
-//! job takes no more than half of what is left: names of jobs are free to invent. Who runs the agent may have all.
+//! Nobody gets more than is left afterwards. So one tenant alone may have half of everything, two tenants a third each,
+//! and a tenant that comes after any number of greedy ones still finds as much as each of those has. Of a tenant's
+//! share, one job takes at most half of what is left, because anybody can invent names of jobs. The agent's own user
+//! may have everything.
 
 use crate::kinds::Tenant;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
-//! The router: who is told what, in what order.
+//! The router: which part receives what, and in which order.
 //!
-//! Every part of the shell asks for what has to happen elsewhere ([`Request`]); here each request finds its
-//! part. Effects of one step are carried out to the last before the next event is stepped: an order that fails at
-//! once must not be answered by newer orders before the rest of its own step has been handed on, or the rest would
-//! come after, and replace them.
+//! Every part of the shell returns [`Request`]s for what has to happen elsewhere; here each request reaches its part.
+//! All effects of one step are carried out before the next event is stepped. Otherwise an order that fails at once
+//! could be answered by newer orders before the rest of its own step is carried out, and that rest would then replace
+//! them.
 
 /// A context over the fields that a part is not lent.
 macro_rules! context {

@@ -1,4 +1,4 @@
-//! When online was busy lately, on each GPU: for a timeline, which totals cannot give.
+//! When online was recently busy on each GPU. Timelines need this; totals are not enough for them.
 //!
 //! The last [`KEPT`] spans of each GPU are kept. Nothing is allocated after the start.
 

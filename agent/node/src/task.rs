@@ -1,20 +1,19 @@
-//! What a GPU's issue thread is given to do, and how it does it.
+//! The tasks of a GPU's issue thread, and the rules by which it does them.
 //!
-//! The driver's call waits for the GPU and may stall behind the driver's locks, so the shell never makes
-//! it: it hands a [`Task`] to the GPU's thread and goes on. Each thread has its own RM client, because two
-//! calls on one client serialise even for different GPUs.
+//! A call of the driver waits for the GPU, and may stall behind the driver's locks. So the shell never makes one: it
+//! hands a [`Task`] to the GPU's thread and goes on. Each thread has its own RM client, because two calls on one client
+//! run one after the other, even for different GPUs.
 //!
-//! What may run changes while an order waits its turn. Right before an enable the thread therefore reads
-//! two things again: the word that says what is wanted of this job on this GPU, and the activity words of
-//! the online processes. If either speaks against it the enable is withheld and reported; a disable is
-//! always carried out.
+//! While an order waits, the decision about what may run can change. Right before an enable the thread therefore reads
+//! two things again: the word that says what is wanted of this job on this GPU, and the activity words of the online
+//! processes. If either forbids the enable, the thread withholds it and reports that. A disable is always carried out.
 //!
-//! A pair that leaves the lists while it may be disabled is enabled here first ([`Release`]), behind every
-//! order that still names it: its number may have another owner by now, and nobody would ever enable it
-//! again. Orders that name nobody of those who leave need not wait for all of it ([`Queue`]).
+//! If a pair may be disabled when it leaves the lists, it is first enabled here ([`Release`]), behind every order that
+//! still names it. Later its number may have another owner, and nobody would ever enable it again. Orders that name
+//! none of the leaving pairs need not wait for all of them ([`Queue`]).
 //!
-//! The rules are [`Carrying`] and [`release`]: they say which call is next, and take its answer. Who
-//! makes the calls (a thread, a simulation) adds nothing.
+//! The rules are [`Carrying`] and [`release`]: they say which call is next, and take its answer. Whatever makes the
+//! calls (a thread, a simulation) adds nothing.
 
 mod arms;
 mod queue;

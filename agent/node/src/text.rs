@@ -1,9 +1,9 @@
-//! Text that a tenant wrote: names of processes, jobs and calls, and what processes say.
+//! Text that a tenant wrote: names of processes, jobs and calls, and messages of processes.
 //!
-//! A terminal obeys control characters, also those of Latin-1, a log takes a line break for a new entry, and characters
-//! that cannot be seen make one name look like another. [`Text`] has none of them, and it is short. Whatever
-//! comes from a tenant enters the shell as a `Text`: there is no other way to make one than by cleaning and cutting, so
-//! that a place where it was forgotten does not compile.
+//! Such text can do harm. A terminal obeys control characters, also those of Latin-1. A log takes a line break for a
+//! new entry. Invisible characters make one name look like another. A [`Text`] contains none of them, and is short.
+//! Everything that comes from a tenant enters the shell as a `Text`, which can only be made by cleaning and cutting. A
+//! place that forgets this does not compile.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,16 +1,16 @@
-//! Where a node's time goes: what online used of each GPU, what offline got of the rest.
+//! Where a node's time goes: how long online used each GPU, and what offline got of the rest.
 //!
-//! The shell says how things stand after every decision; between two of these nothing
-//! changes, so the time in between belongs to the former. What comes out are totals since the agent's
-//! start, from which a reader takes differences: metrics, the history on disk, `tidegate report`.
+//! The shell reports the state after every decision. Nothing changes between two of these reports, so the time between
+//! them belongs to the earlier one. The results are totals since the agent's start; readers (metrics, the history on
+//! disk, `tidegate report`) take differences.
 //!
-//! *Running* is when an offline job's work may be on a GPU: its channels are enabled, or its launches
-//! pass. Whether it had work to do is not known to the agent; its launches are counted beside.
-//! A *gap* is the time online left a GPU idle between two busy periods. The *overlap* of two GPUs is
-//! the time in which online was busy on both.
+//! * *Running*: an offline job's work may be on a GPU, because its channels are enabled or its launches pass. The agent
+//!   does not know whether the job had work; it counts the job's launches as well.
+//! * *Gap*: an idle time of online on a GPU between two busy periods.
+//! * *Overlap* of two GPUs: the time during which online was busy on both.
 //!
-//! Invariant: of each GPU `busy <= observed` and `open <= observed`, and the overlap of two is at most
-//! the busy time of either. Nothing is allocated after a job was first seen.
+//! Invariants: for each GPU, `busy <= observed` and `open <= observed`. The overlap of two GPUs is at most the busy
+//! time of either. After a job was first seen, nothing is allocated.
 
 use crate::kinds::gpu_id;
 use crate::latency::Buckets;

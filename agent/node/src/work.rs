@@ -1,4 +1,4 @@
-//! What jobs say of their work: useful units, and what a training has done. Nothing is decided by it.
+//! What jobs report of their work: useful units, and the progress of a training. Nothing is decided by it.
 
 use crate::text::Text;
 

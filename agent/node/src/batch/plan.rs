@@ -1,4 +1,4 @@
-//! From channels to batches: which go together, in what order, and what follows which.
+//! Builds batches from channels: which channels go together, in which order, and what follows which.
 
 use super::{Batch, Kick, Object, Via};
 use crate::file::File;

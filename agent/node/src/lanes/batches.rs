@@ -1,4 +1,4 @@
-//! From the channels of a job's processes to prepared calls.
+//! Prepares calls from the channels of a job's processes.
 
 use super::{Lanes, Proven};
 use crate::batch::{Batch, Member, Plan, Via};

@@ -1,4 +1,4 @@
-//! The launch gates of a job's processes: all there is at level L5, and beside channels otherwise.
+//! The launch gates of a job's processes: the only means at level L5, and in addition to channels at other levels.
 
 use super::{Applied, Lane, Lanes};
 use crate::kinds::{Level, Switch};

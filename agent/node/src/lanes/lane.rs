@@ -1,4 +1,4 @@
-//! One job on one GPU, as the world answers policy's orders.
+//! One job on one GPU: policy's orders and their answers.
 
 use crate::batch::Batch;
 use crate::journal::Place;

@@ -1,13 +1,12 @@
 //! Enables, one call at a time on the whole node.
 //!
-//! A driver makes such calls one after the other whichever GPUs they name: a call waits for those that were entered
-//! before it. An edge that comes when all GPUs of a node are being enabled would then wait for every one of them. So an
-//! enable is handed on when the one before it is answered, and what waits here meanwhile costs an edge nothing: the
-//! order to disable replaces it, neither is entered, and the calls that are needed have the driver to themselves. It
-//! also never keeps a disable back.
+//! The driver makes such calls one after the other, whichever GPUs they name. If all GPUs of a node were enabled at
+//! once, an edge would wait for every one of these calls. So the next enable is issued only when the previous one is
+//! answered. An enable that waits here costs an edge nothing: the disable replaces it, neither call is made, and the
+//! driver is free for the calls that are needed. An enable never delays a disable.
 //!
-//! An enable that nothing may stop ([`Look::Unconditional`]) does not wait, and neither does one behind a thread that
-//! is stalled: that call may never return.
+//! Two enables do not wait here: one that nothing may stop ([`Look::Unconditional`]), and one behind a stalled thread,
+//! whose call may never return.
 
 use super::{Applied, Lanes};
 use crate::kinds::Switch;

@@ -1,7 +1,7 @@
 //! Orders to disable and enable, at every level, and their answers.
 //!
-//! L1 and L2: prepared calls go to the GPU's issue thread. L3: each process is told, and answers. L5:
-//! the gate words are the order.
+//! L1 and L2: prepared calls go to the GPU's issue thread. L3: each process receives the order and answers. L5: the
+//! launch gates are the order.
 
 use super::Lanes;
 use crate::batch::{Batch, Kick, Via};

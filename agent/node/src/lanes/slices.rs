@@ -1,4 +1,4 @@
-//! Timeslices: which groups of channels a job's processes have, and what is asked of the driver about them.
+//! Timeslices: which channel groups the processes of a job have, and which timeslices the driver is asked for.
 
 use super::Lanes;
 use crate::batch::Object;

@@ -1,4 +1,4 @@
-//! Scheduling calls of processes that wait until their channels stand as policy wants them.
+//! Scheduling calls of processes, which wait until their channels are in the state that policy wants.
 
 use super::{Lane, Lanes};
 use crate::kinds::{Level, Role};

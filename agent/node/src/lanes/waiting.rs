@@ -1,4 +1,4 @@
-//! Enables in line. Who they are for, and when the next may go, is [`super::opening`]'s.
+//! The queue of enables. [`super::opening`] decides when the next one is issued.
 
 use std::collections::VecDeque;
 use tidegate_policy::event::Order;

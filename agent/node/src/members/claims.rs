@@ -1,8 +1,9 @@
-//! Whose RM client is whose.
+//! Which session owns which RM client.
 //!
-//! A client belongs to the session that proved it. Without proofs (a sandbox that cannot pass files,
-//! allowed by configuration only) it belongs to the first live session that reported it, and a second
-//! report makes it nobody's: it cannot be told which of the two lies. A proof always wins.
+//! A client belongs to the session that proved it. Without ownership checks (in a sandbox that cannot pass files, and
+//! only if the configuration allows it) it belongs to the first live session that reported it. If a second session
+//! reports the same client, it belongs to nobody, because the agent cannot know which of the two lies. A proof always
+//! wins.
 
 use std::collections::HashMap;
 

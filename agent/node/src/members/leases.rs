@@ -1,4 +1,4 @@
-//! Leases on the side of the processes: iterations that online says, units that trainers offer, and leases that they end.
+//! The processes' side of leases: iterations that online reports, units that trainers offer, and leases that they end.
 
 use super::Members;
 use crate::beats::{Beat, BeatRef, Follower};

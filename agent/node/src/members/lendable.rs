@@ -1,4 +1,5 @@
-//! Who could train beside whom: what a job's processes offer, and whether who is online on a GPU reports its iterations.
+//! Which trainer could run beside which engine: what a job's processes offer, and whether the online process of a GPU
+//! reports its iterations.
 
 use super::Members;
 use crate::kinds::Role;

@@ -1,4 +1,4 @@
-//! RM objects of processes: whose they are, and which of their channels are managed.
+//! RM objects of processes: who owns them, and which of their channels are managed.
 
 use super::Members;
 use super::claims::Verdict;

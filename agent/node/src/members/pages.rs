@@ -1,4 +1,4 @@
-//! What processes' pages say: edges after a doorbell, and the rest at every heartbeat.
+//! Reads the pages of processes: edges after a doorbell, everything else at every heartbeat.
 
 use super::Members;
 use crate::kinds::Role;

@@ -1,4 +1,5 @@
-//! What a job has among others: its user's part by the settings in force, its own by the rules of its processes.
+//! Weight and class of a job: its user's part comes from the settings in force, its own from the rules of its
+//! processes.
 
 use super::Members;
 use crate::kinds::Tenant;

@@ -1,9 +1,9 @@
-//! Whether offline processes have work, asked of them while their job shares a GPU with another.
+//! Whether offline processes have work. They are asked only while their job shares a GPU with another job.
 //!
-//! The page tells: a device is busy while something that was launched on it has not ended, whether it may run or not.
-//! A launch that waits on the gate is work, too. A process that cannot say counts as having some: one with a library
-//! that does not look, without a page, or without a device so far. One that does not count among others
-//! ([`Session::counts`]) has none, whatever it says.
+//! A process answers on its page. A device is busy while something that was launched on it has not ended, whether it
+//! may run or not. A launch that waits at the launch gate is work too. A process that cannot answer counts as having
+//! work: one with an older library, without a page, or without a device so far. A process that does not count beside
+//! other jobs ([`Session::counts`]) has no work, whatever it reports.
 
 use super::Members;
 use super::pages::RANG;

@@ -1,4 +1,4 @@
-//! What processes say of their memory, and what they are ordered to do with it.
+//! What processes report of their memory, and the orders that they get for it.
 
 use crate::text::Text;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Carrying out the effects of a step.
+//! Carries out the effects of a step.
 
 use super::Shell;
 use crate::kinds::Switch;

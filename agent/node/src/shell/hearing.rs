@@ -1,4 +1,4 @@
-//! What processes say, and what becomes of their proofs.
+//! Receives messages of processes, and the results of their ownership checks.
 
 use super::Shell;
 use crate::gpus::Met;

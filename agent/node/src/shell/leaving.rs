@@ -1,6 +1,6 @@
-//! Processes come and go, and may come back; and the shell ends.
+//! Processes attach, leave and return; and the shell ends.
 //!
-//! Only the end of a process gives back what it held; one that attaches again keeps it as it is.
+//! Only the end of a process frees what it held. A process that attaches again keeps it.
 
 use super::{End, Shell};
 use crate::adoption::STUCK_NS;

@@ -1,4 +1,4 @@
-//! Carrying out requests: each goes to the part that it is for.
+//! Carries out requests: each goes to the part that it is for.
 
 use super::Shell;
 use crate::lanes::said;

@@ -1,13 +1,13 @@
-//! A turn of the shell: it wakes, takes what there is, and rests.
+//! One iteration (`turn`) of the shell: it wakes, takes its inputs, and waits.
 //!
-//! Awake it reads what changed, stamps `now`, steps the policy, and hands its effects on. It makes no call
-//! that may wait. In the steady state (edges, timers, answers) it allocates nothing.
+//! When awake it reads what changed, stamps `now`, steps the policy and carries out the effects. It makes no call that
+//! may wait. In the steady state (edges, timers, answers) it allocates nothing.
 //!
-//! Signs of life: every page's heartbeat is written at least every [`HEARTBEAT_NS`], and a turn that comes
-//! late by [`LATE_NS`] means that this thread was stopped, or the machine was. Time in which the judge did not run
-//! counts against nobody: before anything else the policy is told of it, and the shell's own deadlines move on by as
-//! much. Then the pages are read. Processes may have landed softly meanwhile, so at the end the wanted state of every
-//! channel is ordered again. Every reading of the clock is checked so: a thread may be stopped anywhere.
+//! Heartbeats: the shell writes every page's heartbeat at least every [`HEARTBEAT_NS`]. If an iteration is late by
+//! [`LATE_NS`], this thread or the machine was stopped. Such a time counts against no process. Before anything else,
+//! policy is told of it, and the shell's own deadlines move by as much. Then the pages are read. Processes may have
+//! released their channels meanwhile (fail-open release), so at the end the wanted state of every channel is ordered
+//! again. Every reading of the clock is checked in this way, because a thread may be stopped anywhere.
 
 use super::Shell;
 use crate::message::Input;

@@ -1,4 +1,4 @@
-//! How the shell stands, for people; and what operators ask of it.
+//! The state of the shell for operators, and what operators ask of it.
 
 use super::Shell;
 use crate::counters::Counters;

@@ -1,11 +1,11 @@
-//! What a GPU's issue thread does for an edge without being told.
+//! What a GPU's issue thread does at an edge without waiting for an order.
 //!
-//! An order to enable may come armed: with the activity words ([`Watch`]) that, once one of them is busy, make policy
-//! order all of the job disabled. The thread waits on the doorbells of those processes. When one rings it reads the
-//! words again, since a ring may be any edge, and if one is busy disables what it has enabled, by the same rules as an
-//! order (the journal is marked before the call), and says so. The shell hears of the edge at the same time and orders
-//! the same: that order finds it done, and is answered by when it was. So nothing is decided here that policy does not
-//! decide too.
+//! An enable may be armed. It then comes with activity words ([`Watch`]): once one of them is busy, policy is certain
+//! to order all of the job disabled. The thread waits on the doorbells of those processes. When one rings, the thread
+//! reads the words again, because any edge may have rung. If one is busy, the thread disables what it has enabled, by
+//! the same rules as an order (it marks the journal before the call), and reports that. The shell receives the same
+//! edge and orders the same. That order finds the work done, and is answered with the time at which it happened. So
+//! nothing is decided here that policy does not decide too.
 //!
 //! [`Wanted`](super::Wanted) says whether the order is still armed.
 

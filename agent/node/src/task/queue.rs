@@ -1,11 +1,11 @@
-//! What waits for a GPU's issue thread, and which of it goes before the rest of what the thread does.
+//! The queue of a GPU's issue thread, and which of its entries overtake others.
 //!
-//! A process can leave a thousand channels behind, each enabled by a call of its own. Who is busy meanwhile does not wait
-//! for that: an order goes before the next of those calls, if it names no RM client of what leaves. One that does has to
-//! wait: the client's number has another owner by now, and the release would undo what the order did.
+//! A process can leave a thousand channels behind, each of which needs a call of its own to be enabled. An order does
+//! not wait for all of these calls: it goes before the next one if it names no RM client of the process that left. If
+//! it names one, it has to wait: the number may have another owner by now, and the release would undo the order.
 //!
-//! A job can have a thousand channels, 64 to a call. Another job's order to disable goes before the next of those calls if
-//! it takes fewer than are left, and on the same terms. Orders of one job never overtake each other.
+//! A job can have a thousand channels, 64 in a call. A disable of another job goes before the next of these calls if it
+//! takes fewer calls than are left, under the same condition. Orders of one job never overtake each other.
 
 use super::{Carrying, Issue, Release, Task};
 use crate::batch::Batch;

@@ -1,8 +1,8 @@
-//! Timeslices of a job's groups of channels on one GPU, set by a call for each through its owner's control file.
+//! Sets the timeslices of a job's channel groups on one GPU, by one call per group through its owner's control file.
 //!
-//! Nobody waits for them, so the thread makes one such call at a time and only while it has nothing else to do. What a
-//! group had before is asked of the driver first, and put back when the job is to have what the driver gives: CUDA sets a
-//! value of its own when it makes a context, so no other group's says what this one had.
+//! Nothing waits for these calls, so the thread makes one at a time, and only while it has nothing else to do. It first
+//! reads the group's timeslice from the driver, and restores it when the job is to have the driver's default again.
+//! CUDA sets a value of its own when it makes a context, so the former value of one group says nothing about another.
 
 use crate::batch::Object;
 use std::sync::Arc;

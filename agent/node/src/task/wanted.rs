@@ -1,4 +1,4 @@
-//! What is wanted of one job's channels on one GPU, in one word of the shell and the GPU's issue thread.
+//! What is wanted of one job's channels on one GPU: one word that the shell and the GPU's issue thread share.
 //!
 //! ```text
 //!            shell: order                  thread: fire
@@ -8,9 +8,9 @@
 //!                                 Enable                  (too late: its calls are made, or were)
 //! ```
 //!
-//! An armed order lets the thread disable what runs without being told, once: for the edge for which it would be told
-//! to a moment later. The shell takes it back by its next order, or before a pair leaves the lists. One
-//! compare-and-swap decides which of the two came first, and whoever came second learns of it.
+//! An armed order lets the thread disable what runs, once, for the edge for which policy would order it a moment later.
+//! The shell takes it back by its next order, or before a pair leaves the lists. One compare-and-swap decides which of
+//! the two came first, and the other one learns of it.
 
 use crate::kinds::Switch;
 use std::sync::atomic::{AtomicU64, Ordering};
