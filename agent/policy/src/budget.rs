@@ -1,47 +1,48 @@
-//! What offline costs online's users, and how often online may run out of headroom for that.
+//! What offline costs online's users, and how often online may therefore run out of headroom.
 //!
-//! The operator says by how much means may rise ([`Slo`]). The agent measures, on each GPU and over
-//! the last ten minutes, what it can see of both sides of that:
+//! The operator says by how much means may rise ([`Slo`]). On each GPU, the agent measures what it can see of both
+//! sides of that over the last ten minutes:
 //!
 //! ```text
 //!   time to first token       iterations that read prompts      what users wait anyway
 //!     preemption              first launch to last disable's      \
 //!                             return, if it waited for that        |
-//!     shortage                the engine comes to what it lacks    > what offline added
+//!     stall                   the engine comes to what it lacks    > what offline added
 //!                             to the iteration after it is there   |
 //!   time per further token    all iterations                      /
-//!     shortage                as above, whatever is read meanwhile
+//!     stall                   as above, whatever is read meanwhile
 //! ```
 //!
-//! Both sides count once however many requests share them, so that the ratio is that of the means
-//! where the wait and the work are shared alike. A shortage is counted until online's engine goes on with
-//! what it asked for: until then a prompt is cut short, and the rest of it waits for the iteration that
-//! runs. An engine that reads the part of a prompt that there is memory for goes on with the prompt: its first token then
-//! waits for as long as the engine stood still, and for what each more iteration costs beside its tokens ([`STEP`]). For
-//! those who decode it counts in full all the same: what would have been read before their first tokens is read between
-//! their further ones. What was asked for as requests came, and is there when the engine comes to them, is a shortage that costs
-//! nothing: it counts in the mean cost of one, so that more of them are accepted.
+//! Both sides count a time once, however many requests share it. So where the waiting time and the work are shared
+//! alike, the ratio is that of the means.
 //!
-//! What is left is spent on shortages, as they are what gives memory to offline. Each of the two has an account, and what
-//! both accept is accepted:
+//! An allocation stall (`shortage`) is counted until online's engine continues with what it asked for. Until then a
+//! prompt is cut short, and the rest of it waits for the iteration that runs. An engine that reads the part of a prompt
+//! for which there is memory continues with the prompt. Its first token then waits for as long as the engine stood
+//! still, and for the cost of each additional iteration beside its tokens ([`STEP`]). For requests that decode the
+//! stall counts in full nevertheless: what would have been read before their first tokens is read between their further
+//! ones. If an engine asked for memory when requests arrived, and the memory is there when the engine comes to them,
+//! the stall costs nothing. It counts in the mean cost of a stall, so that more stalls are accepted.
+//!
+//! What is left of the budget is spent on stalls, because they give memory to offline. Each of the two times has an
+//! account. A rate of stalls is accepted only if both accounts accept it:
 //!
 //! ```text
 //!   earned   = share x time of online, of ttft less preemptions
-//!   left     = earned - shortages - the worst of them
+//!   left     = earned - stalls - the worst of them
 //!   accepted = mean cost of one x window / (earned + GAIN x left)
 //! ```
 //!
-//! A shortage is accepted only where another like the worst in the window could be paid for, or one of the mean cost if
-//! that is more: where requests are few, one can cost more than what ten minutes earn.
+//! A stall is accepted only if the account could pay for another one like the worst in the window, or for one of the
+//! mean cost if that is more: where requests are few, one stall can cost more than ten minutes earn.
 //!
-//! Preemptions are kept to half of what is earned by how long the gate waits ([`crate::patience`]).
+//! Preemptions are kept to half of what is earned by the time that the gate waits ([`crate::patience`]).
 //!
-//! So the rate is at rest where what is earned is spent, but for most of one. It is defended at once and released once a
-//! minute. Nothing left: shortages are accepted once in [`LONGEST`], which keeps the headroom. That is also how it begins,
-//! before online has worked.
+//! So the rate is stable where all that is earned is spent, except for the cost of about one stall. The rate falls at
+//! once and rises once a minute. If nothing is left, stalls are accepted once in [`LONGEST`], which keeps the headroom.
+//! The same holds at the beginning, before online has worked.
 //!
-//! Invariant: the accepted time lies between [`SHORTEST`] and [`LONGEST`], and never falls because
-//! more was spent.
+//! Invariant: the accepted time lies between [`SHORTEST`] and [`LONGEST`], and never falls because more was spent.
 
 use crate::config::Slo;
 use crate::time::{Instant, nanos};

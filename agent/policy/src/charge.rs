@@ -1,8 +1,8 @@
-//! Who pays for a preemption, on one GPU.
+//! Which request a preemption on one GPU is charged to.
 //!
-//! With lifecycle hints: every online request in flight at the disable, or, if there is none, the
-//! next to start (its busy edge is what stopped offline; its hint merely came later). Without: the
-//! busy period of the GPU.
+//! If an engine reports requests: to every online request in flight at the disable. If there is none, to the next
+//! request: its busy edge is what stopped offline, and its report merely came later. Otherwise to the busy period of
+//! the GPU.
 
 use crate::ids::{RequestId, SessionId};
 use crate::view::{PerUnit, Unit};

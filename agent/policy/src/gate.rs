@@ -1,4 +1,4 @@
-//! When is one GPU offline's?
+//! When may offline run on one GPU?
 //!
 //! ```text
 //!             busy                    busy
@@ -9,11 +9,12 @@
 //!                     cooldown over
 //! ```
 //!
-//! Activity is a level here, the OR over all online processes of the GPU, so a repeated or lost
-//! edge cannot leave the gate in the wrong place. The gate cools from the moment it hears that
-//! online is idle, not from the stamp the process gave for it: that one may be as old as the last
-//! probe that saw work, up to a millisecond before its end, which is right for measuring a gap and
-//! too early for counting on it.
+//! Activity is a level here, the OR over all online processes of the GPU, so a repeated or lost edge cannot leave the
+//! gate in the wrong state.
+//!
+//! The cooldown begins when the gate learns that online is idle, not at the time that the process gave for it. That
+//! time may be as old as the last probe that saw work, up to a millisecond before the work ended. It is right for
+//! measuring a gap, but too early for a cooldown.
 //!
 //! Invariant: the gate is open only if online has been idle for a whole cooldown.
 

@@ -1,11 +1,11 @@
 //! Which requests would lose a stripe: the inverted index that selection works on.
 //!
-//! For each request: its tokens (prompt and answer so far, what it would compute again) and the
-//! stripes that hold any block of it. A prefix block that several requests share is in the list of
-//! each, so each is counted. Blocks without a request, cached ones too, cost nothing.
+//! For each request the index has its tokens (prompt and answer so far, which it would compute again) and the stripes
+//! that contain any block of it. A prefix block that several requests share is in the list of each, so each is counted.
+//! Blocks without a request, also cached ones, cost nothing.
 //!
-//! A request is *hit* from the reclaim that took a block of it until it is published again: it has
-//! to start over anyway, so whatever else of it goes is free.
+//! A request is *hit* when a reclaim takes a block of it, until the engine reports it again. It has to start over
+//! anyway, so taking more of it costs nothing.
 
 use crate::ids::{BlockId, RequestId, StripeId, Tokens};
 use crate::layout::Layout;

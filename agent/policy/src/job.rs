@@ -1,6 +1,6 @@
 //! One offline job: a gang of processes on one or more GPUs that is disabled and enabled as one.
 //!
-//! Each GPU on which the job has something to gate is a *lane*, served by that GPU's issue thread.
+//! Each GPU on which the job has something to gate is a *lane* (a job-GPU slot), served by that GPU's issue thread.
 //!
 //! ```text
 //!              gate shuts             answer
@@ -12,11 +12,14 @@
 //!                     Failed        Unknown --> whatever is wanted, ordered anew
 //! ```
 //!
-//! Invariants: every order carries a new generation, and only the answer to a lane's latest order
-//! moves it. The job is ordered to run only if the gates of all its GPUs are open, or for one
-//! breath. After a failed disable all lanes are enabled before anything else is decided, and a job whose enables fail as
-//! often as a disable may is given up, so that no other job waits for it. No wait in here ends in "disabled": a failed
-//! enable is tried again for as long as the job lives.
+//! Invariants:
+//!
+//! * Every order has a new generation, and only the answer to a lane's latest order moves the lane.
+//! * The job is ordered to run only if the gates of all of its GPUs are open, or for one anti-starvation window
+//!   (`breath`).
+//! * After a failed disable, all lanes are enabled before anything else is decided.
+//! * A job whose enables fail as often as a disable may fail is given up, so that no other job waits for it.
+//! * A failed enable is tried again for as long as the job lives, so no waiting here ends in "disabled".
 
 mod answers;
 mod beside;

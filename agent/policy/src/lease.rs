@@ -1,24 +1,23 @@
-//! Which unit, when: training beside online as far as online's promise allows.
+//! Which unit runs when: training beside online, as far as online's promise allows.
 //!
-//! The gate lets a trainer have the time in which online is away. A *lease* gives it more: units
-//! between two iterations of online, sized by what its users were promised. The parts decide nothing
-//! by themselves and know nothing of each other:
+//! The gate gives a trainer the time in which online is away. A *lease* gives it more: units between two iterations of
+//! online, sized by what online promised its users. The parts decide nothing by themselves and do not know each other:
 //!
 //! ```text
 //!   slo        what was promised, what of it is left, how many were late
-//!   predict    what an iteration takes: least squares, in two stages
-//!   record     what it took: mean and tail, by fingerprint
+//!   predict    how long an iteration takes: least squares, in two stages
+//!   record     how long it took: mean and tail, by fingerprint
 //!   forecast   when online will be back
 //!   plan       how much fits: in series, beside layers, in the same pass, on a share of the GPU
-//!   share      whose turn it is, of several trainers
+//!   share      which of several trainers is next
 //!   priority   decode, prompt, forward, backward in one process
 //!   together   what runs beside an iteration of the same process, learnt from what it cost
 //!   ride       rows of background requests in the users' own steps, learnt the same way
 //!   train      units between two steps of the same process
 //! ```
 //!
-//! [`Leaser`] puts them together for one GPU whose trainer and online are two processes, which can only
-//! take turns. At the end of each iteration:
+//! [`Leaser`] combines them for one GPU whose trainer and online are two processes, which can only take turns. At the
+//! end of each iteration:
 //!
 //! ```text
 //!   slack = what the request nearest to being late has left, less a margin, times the guard
@@ -28,11 +27,11 @@
 //!   units halve for a fingerprint when a lease before it overran, and grow by one in 100 that did not
 //! ```
 //!
-//! Where online is away it says from which idle age on the trainer may run: at once in a pause, and in
-//! a decode gap as soon as the chance of a return is worth it.
+//! While online is away, it says from which idle age on the trainer may run: at once in a pause, and in a decode gap as
+//! soon as the probability of a return is low enough.
 //!
-//! A *unit* is the least piece of training that is run or not run: one layer of one window of
-//! tokens, forward or backward. Spans in here are whole nanoseconds: they are divided all day.
+//! A *unit* is the least piece of training that runs as a whole: one layer of one window of tokens, forward or
+//! backward. Times in here are whole nanoseconds, because they are divided often.
 
 pub mod plan;
 pub mod predict;

@@ -1,12 +1,11 @@
 //! One step for a whole node: activity in, orders out.
 //!
-//! Every event first changes what is known (a process is busy, an order was answered), then
-//! everything is settled from what is known and `now`: processes that froze, gates, jobs, the next
-//! timer. Nothing is decided from an event alone, so a repeated, late or stray one changes nothing,
-//! and a tick that comes early finds nothing to do.
+//! Every event first changes what is known (a process is busy, an order was answered). Then everything is settled from
+//! what is known and `now`: frozen processes, gates, jobs, the next timer. Nothing is decided from an event alone, so a
+//! repeated, late or stray event changes nothing, and a tick that comes early finds nothing to do.
 //!
-//! Cost: a step looks at every online process, GPU and job of the node, a few hundred words at
-//! worst, and allocates only when a process, a job or a GPU is new to it.
+//! Cost: a step looks at every online process, GPU and job of the node, at worst a few hundred words. It allocates only
+//! when a process, a job or a GPU is new to it.
 
 mod beside;
 mod gates;

@@ -4,31 +4,32 @@
 //!   ratio = memory x (open - switches - moves - again) x share x correction        at most 1
 //!
 //!   open        share of the time in which every gate of the job's GPUs was open       (slice::OpenSets)
-//!   switches    openings x what disabling and enabling take
-//!   moves       bytes that fell x what giving them back takes while the job is off
+//!   switches    openings x the time of a disable and an enable
+//!   moves       bytes that fell x the time of giving them back while the job is stopped
 //!   again       net x lost / (net + lost): net is what is left of open until here, and lost the units lost a second x
-//!               what computing one again takes; what is lost again before that was done is not done twice
+//!               the time of computing one again; what is lost again before that was done is not done twice
 //!   memory      mean over open time of the profile's curve at what the GPU had then    (slice::Available)
 //!   share       of the job among those on the same GPUs
 //!   correction  measured over predicted of this profile here                           (crate::tend)
 //! ```
 //!
-//! It is Valve's model (arXiv 2604.07874, section 6), whose factors are idle time, memory and GPUs together, with the
-//! last made exact: the time of a set of GPUs is counted, where Valve asks a threshold of each pair's overlap. What
-//! falls is counted as work done again, since *missing* memory is in the curve already: of what a job holds is lost as
-//! much as of the pool falls, times a factor of its profile, for what one request loses in a part it computes again
-//! whole.
+//! This is Valve's model (arXiv 2604.07874, section 6), whose factors are idle time, memory and GPUs together. The last
+//! one is exact here: the time of a set of GPUs is counted, where Valve uses a threshold for each pair's overlap.
 //!
-//! A history is cut into *windows* of an hour, each predicted by itself; what is said is the value that nine windows of
-//! ten reach, or the least of fewer than ten. The same is done with windows of the length that a job is judged by, and
-//! the lower value counts: an hour that gives enough in the mean may begin with ten minutes that do not. Of several
-//! sets of GPUs that a job may get, the one that gives least counts: an engine that places by the number need not know
-//! which it will be.
+//! Memory that falls counts as work done again, because *missing* memory is already in the curve. Of what a job holds,
+//! as much is lost as of the pool falls, times a factor of the job's profile: a request that loses a part computes all
+//! of it again.
 //!
-//! Where a rounding is needed it goes down: time that belongs to no known set counts as closed, and within a level of
-//! memory the curve is the straight line between its ends, which a curve that flattens never falls below. Of several
-//! GPUs, openings, falls and memory are those of the worst: exact where one online engine spans them, as with tensor
-//! parallelism, and too good where each has its own. The correction takes in the rest.
+//! A history is divided into *windows* of an hour, and each is predicted by itself. The prediction is the value that
+//! nine of ten windows reach, or the least value if there are fewer than ten. The same is done with windows of the
+//! length by which a job is judged, and the lower value counts: an hour that gives enough on average may begin with ten
+//! minutes that do not. If a job may get several sets of GPUs, the set that gives least counts: a scheduler that places
+//! by the number need not know which set it will be.
+//!
+//! Rounding goes down. Time that belongs to no known set counts as closed. Within a level of memory the curve is a
+//! straight line between its ends, and a curve that flattens never falls below it. For several GPUs, openings, falls
+//! and memory are those of the worst one: exact if one online engine spans them, as with tensor parallelism, and too
+//! optimistic if each has its own. The correction accounts for the rest.
 
 mod fit;
 mod profile;

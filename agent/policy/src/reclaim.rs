@@ -1,4 +1,4 @@
-//! Reclaiming stripes from one offline job, and restoring them: order, undo, and what a crash leaves.
+//! Takes stripes from one offline job and gives them back: order, undo, and what remains after a crash.
 //!
 //! ```text
 //!              begin              every thread outside        every channel disabled
@@ -9,26 +9,27 @@
 //!    +-------------------------+------------------------+----------------------+
 //! ```
 //!
-//! A *reclaim* maps the quarantine page over the stripes, releases their handles and appends their blocks
-//! to the job's log; a *restore* makes handles and maps them where the page was. Both are done by
-//! the job's own processes, each for its rank, and both in this order. Undo is only needed before
-//! `Moving`, and is then no more than letting the launches go and the gate decide: nothing was
-//! changed. From `Moving` on there is no way back, only on: the answers say what was done, and what
-//! was not stands as before.
+//! A *reclaim* maps the quarantine page over the stripes, releases their handles and appends their blocks to the job's
+//! log. A *restore* makes handles and maps them where the page was. The job's own processes do both, each for its rank,
+//! and both in this order. Undo is needed only before `Moving`. Nothing has changed then, so undo means to release the
+//! launches and let the gate decide. From `Moving` on there is no way back: the answers say what was done, and the rest
+//! is as before.
 //!
-//! Invariants. Nothing is moved while a channel of the job may be enabled, and none is enabled
-//! before every process answered or is gone: one that is stopped in between keeps its job disabled,
-//! and nobody else waits for it. Blocks are lost before they are back: what is reclaimed is restored
-//! only after the engine said that it withholds it. What a crash leaves is read from the next
-//! registration: a process knows itself which of its stripes stand, and an agent that comes back
-//! believes that and not its own memory.
+//! Invariants:
 //!
-//! A job from which nothing can be taken just now is *unfit*. One that said why (a thread is in a call
-//! that may hold the driver's locks, the driver refused) is until it has run again: until then nothing
-//! of that changes. One that said nothing in time is until it has answered, and one whose channels were
-//! not disabled in time until they are. One that began and took longer than the deadline is not: what it
-//! moved late serves online too, and the next demand may come before it runs again. Nor is one whose
-//! move was called off.
+//! * Nothing moves while a channel of the job may be enabled, and no channel is enabled before every process has
+//!   answered or is gone. A process that is stopped in between keeps its job disabled, but nobody else waits for it.
+//! * Blocks are lost before they are back: what was reclaimed is restored only after the engine reported that it
+//!   withholds it.
+//! * After a crash, the next registration says which stripes have memory. A process knows that about itself, and an
+//!   agent that comes back believes the process, not its own records.
+//!
+//! A job from which nothing can be taken at the moment is *unfit*. There are three cases. A job that gave a reason (a
+//! thread is in a call that may hold the driver's locks, or the driver refused) is unfit until it has run again,
+//! because until then nothing changes. A job that did not answer in time is unfit until it has answered. A job whose
+//! channels were not disabled in time is unfit until they are. A job that began and exceeded the deadline is not unfit:
+//! what it moved late helps online too, and the next demand may come before the job runs again. Neither is a job whose
+//! move was cancelled.
 
 use crate::ids::{ReclaimId, SessionId, StripeId};
 use crate::time::Instant;

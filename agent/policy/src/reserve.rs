@@ -1,9 +1,11 @@
 //! How much memory online keeps mapped ahead of need.
 //!
-//! *Reservation*: what online has mapped. *Headroom*: what it maps beyond its use. *Pressure*: 90 %
-//! of the reservation is in use, and the headroom is mapped anew before it is needed. *Shortage*:
-//! the use went beyond the reservation, so that online waited for a reclaim. The operator sets how
-//! often that may be, and the headroom is driven to what that takes:
+//! * *Reservation*: what online has mapped.
+//! * *Headroom*: what it has mapped beyond its use.
+//! * *Pressure*: 90 % of the reservation is in use, so the headroom is mapped anew before it is needed.
+//! * *Shortage* (an allocation stall): the use exceeded the reservation, so online waited for a reclaim.
+//!
+//! The operator sets how often shortages may occur, and the headroom is adjusted to that:
 //!
 //! ```text
 //!   pressure                        map up to use and headroom
@@ -13,24 +15,21 @@
 //!   T = step / (headroom x ln 1.12) x the accepted time between two shortages
 //! ```
 //!
-//! Pressure alone does not grow the headroom: a burst that rises slower than memory is mapped meets
-//! pressure again and again and never waits, and grew it until offline had the memory of half the
-//! day only.
+//! Pressure alone does not grow the headroom. A burst that rises more slowly than memory is mapped causes pressure
+//! again and again, but never waits; when it grew the headroom, offline had the memory for half of the day only.
 //!
-//! Where a budget says how often shortages may come, one adds what it lacked, 12 to 100 per cent, and T divides by the
-//! logarithm of that instead. The headroom begins as if a shortage had just doubled the least: nothing is earned yet that
-//! one could be paid from, and what that adds is gone when the next is accepted.
+//! If a budget says how often shortages may occur, a shortage adds what it lacked, 12 to 100 per cent, and T divides by
+//! the logarithm of that instead. The headroom begins as if a shortage had just doubled its minimum: nothing is earned
+//! yet from which a shortage could be paid, and the addition is gone when the next one is accepted.
 //!
-//! T is chosen so that what one shortage adds is gone when the next one is due. So the headroom is
-//! at rest only where shortages come as often as accepted, whatever the load looks like; if they
-//! come more often, T soon lasts longer than the calm between, and the headroom grows.
-//! The plain rule, T x 2 when a sliding window holds too many events and T - delta otherwise, kept
-//! the rate at a tenth of the target for hours and offline without most of the memory: a window
-//! forgets how far the headroom is from where it should be, and one outlier takes as long to give
-//! back as many.
+//! T is chosen so that what one shortage adds is gone when the next one is due. So the headroom is stable only where
+//! shortages occur as often as accepted, whatever the load is. If they occur more often, T soon exceeds the time
+//! between them, and the headroom grows. The plain rule (T x 2 if a sliding window contains too many events, T - delta
+//! otherwise) kept the rate at a tenth of the target for hours, and offline without most of the memory: a window
+//! forgets how far the headroom is from where it should be, and one outlier takes as long to give back as many.
 //!
-//! Invariants: the headroom stays within its clamps; the reservation never falls to where the use
-//! of that moment would be pressure; pressure is relieved by the answer to it.
+//! Invariants: the headroom stays within its bounds; the reservation never falls to where the current use would be
+//! pressure; the answer to pressure ends it.
 
 use crate::config::Reserving;
 use crate::ids::Bytes;

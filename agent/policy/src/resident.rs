@@ -1,17 +1,18 @@
-//! How many of a trainer's frozen layers stay on the GPU beside online's KV cache, and what is kept free for online
+//! How many of a trainer's frozen layers stay on the GPU beside online's KV cache, and how much is kept free for online
 //! meanwhile.
 //!
-//! A trainer goes through its layers upwards and back, again and again. What does not fit is loaded when its turn
-//! comes; what was used longest ago leaves. So in each direction it loads the layers that do not stay, and none at the
-//! turns: the last ones that it used are those that it uses next.
+//! A trainer goes through its layers upwards and back, again and again. A layer that does not fit is loaded when the
+//! trainer reaches it, and the layer that was used longest ago is dropped. So in each direction the trainer loads the
+//! layers that do not stay. At the turning points it loads none, because the layers that it used last are those that it
+//! uses next.
 //!
 //! ```text
 //!   reserve   ceil((detect + release) / time per token) x requests x KV bytes of a token, up to a chunk
 //!   resident  clamp(floor((free - reserve) / bytes of a layer), 2, layers)
 //! ```
 //!
-//! Both are HARLI's (arXiv 2511.11729, section 4.4), but for two corrections. Its reserve is the product without the
-//! rounding, which for a release shorter than a token is less than the tokens that come meanwhile: one for each
+//! Both are HARLI's (arXiv 2511.11729, section 4.4), with two corrections. HARLI's reserve is the product without
+//! rounding. If a release is shorter than a token, that is less than the tokens that arrive meanwhile, one for each
 //! request. And the memory of a cache comes in chunks.
 
 use crate::ids::Bytes;

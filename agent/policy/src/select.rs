@@ -1,18 +1,17 @@
 //! Which stripes to take from a job.
 //!
-//! The unit is a stripe. Its *marginal token cost* is the sum of the tokens of the requests that
-//! hold a block there and have not been hit yet. [`Greedy`] takes the stripe of least marginal cost
-//! again and again, ties by lowest number, until the need is met; whoever is hit by one costs
-//! nothing in the next. Stripes that nobody holds cost nothing and so go first.
+//! The *marginal token cost* of a stripe is the sum of the tokens of the requests that hold a block there and have not
+//! been hit yet. [`Greedy`] takes the stripe of least marginal cost (of equal ones, the lowest number) until the need
+//! is met. A request that one stripe hits costs nothing in the next. Stripes that no request holds cost nothing, so
+//! they go first.
 //!
 //! # Cost of a selection
 //!
-//! With S stripes, and E entries in the requests' lists (a request and a stripe it holds): costs
-//! are summed in one pass over the lists and their least is found by a tree of minima. When a stripe
-//! is taken, each request it newly hits is walked once, and never again in this selection; each
-//! entry walked lowers one stripe's cost. So time is O((S + E) log S) at worst, and about S + E as
-//! most costs fall without becoming the least of their neighbours. [`Selected::work`] counts what is
-//! looked at.
+//! Let S be the number of stripes, and E the number of entries in the requests' lists (a request and a stripe that it
+//! holds). One pass over the lists sums the costs, and a tree of minima finds the least. When a stripe is taken, each
+//! request that it newly hits is walked once, and never again in this selection. Each entry that is walked lowers one
+//! stripe's cost. So the time is O((S + E) log S) at worst, and about S + E in practice, because most costs fall
+//! without becoming the least of their neighbours. [`Selected::work`] counts the entries that were read.
 
 mod least;
 

@@ -1,8 +1,12 @@
-//! The words in which the policy is spoken to and answers: plain data, below everything that decides.
+//! The data types with which the policy is called and with which it answers, below everything that decides.
 //!
-//! [`event`] and [`memory`] say what happened, [`effect`] what is to be done, [`view`] and [`lending`] what an operator
-//! sees, [`no_lease`] why a trainer has no lease. [`terms`], [`config`] and [`lease`] say what was set; [`account`], [`choice`] and [`reclaim`] where bytes are and why;
-//! [`layout`] where blocks lie; [`ids`] and [`time`] stand below the others.
+//! * [`event`] and [`memory`]: what happened.
+//! * [`effect`]: what the shell must do.
+//! * [`view`], [`lending`] and [`no_lease`]: what operators see.
+//! * [`terms`], [`config`] and [`lease`]: what operators and online set.
+//! * [`account`], [`choice`] and [`reclaim`]: where bytes are, and why.
+//! * [`layout`]: where blocks lie.
+//! * [`ids`] and [`time`]: used by all others.
 
 pub mod account;
 pub mod choice;

@@ -1,4 +1,4 @@
-//! What is known and kept of one job among others.
+//! What is known about one job among others, and its account.
 
 use super::slices::{Groups, Slices};
 use crate::ids::{GpuSet, JobId};

@@ -1,4 +1,4 @@
-//! Which components run at once by timeslices, what each job of them is given, and why others take turns.
+//! Which components run at once by timeslices, which timeslice each job gets, and why other components take turns.
 
 use super::account::{Account, Claim};
 use super::slices::{RESTS, Stands, slice};

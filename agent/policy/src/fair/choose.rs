@@ -1,4 +1,4 @@
-//! Who has which GPU in this step, and until when.
+//! Which job gets which GPU in this step, and until when.
 
 use super::account::{Account, Claim};
 use super::{Fair, GRACE, STAYS};

@@ -1,4 +1,4 @@
-//! Who is the furthest behind: the least v of each group and of each component.
+//! Which job is furthest behind: the least v of each group and of each component.
 
 use super::account::Account;
 use crate::ids::GpuSet;

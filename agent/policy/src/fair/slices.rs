@@ -1,4 +1,4 @@
-//! Shares by timeslices: jobs of one GPU run at once, and the GPU divides its time among their groups of channels (TSGs).
+//! Shares by timeslices: jobs of one GPU run at once, and the GPU divides its time among their channel groups (TSGs).
 //!
 //! ```text
 //!   a group of job j keeps the GPU for    t  =  base x (W / g) / (least W / g of those beside it)
@@ -6,9 +6,10 @@
 //!   g   groups that compute of its processes that do not rest
 //! ```
 //!
-//! A round gives job j its g groups times t, so W decides alone, whatever number of processes or groups a job has. Who
-//! rests loses nothing by it: the GPU passes over a group without work. So weights are divided anew only when a job or
-//! a process has rested for [`RESTS`], and the driver is asked only once what is wanted has stood for [`SETTLES`].
+//! In one round, job j gets g times t. So W alone decides, whatever number of processes or groups a job has. A job that
+//! rests loses nothing, because the GPU passes over a group without work. So weights are divided anew only when a job
+//! or a process has rested for [`RESTS`], and the driver is called only when the wanted timeslices have not changed for
+//! [`SETTLES`].
 
 use crate::time::{Instant, nanos};
 use crate::words::terms::Lacks;

@@ -1,4 +1,4 @@
-//! What a user may have at most: of the GPU time that others wanted too, over the last hour.
+//! The most that a user may have: a part of the GPU time of the last hour that other users wanted too.
 
 use crate::ids::UserId;
 use crate::time::Instant;

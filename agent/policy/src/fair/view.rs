@@ -1,4 +1,4 @@
-//! How a job stands beside others, as operators see it.
+//! The state of a job beside others, for operators.
 
 use super::Fair;
 use super::account::Account;

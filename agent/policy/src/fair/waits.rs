@@ -1,4 +1,4 @@
-//! How long jobs waited for their turns, counted between fixed bounds.
+//! How long jobs waited for their turns, as a histogram.
 
 /// Upper bounds, ns: a turn is 10 ms to 10 s, and there may be several to wait for.
 pub const WAITS_NS: [u64; 9] = [

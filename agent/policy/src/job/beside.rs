@@ -1,4 +1,4 @@
-//! A job beside online: what its lease ([`super::lease`]) wants, and what changes it.
+//! A job beside online: what its lease ([`super::lease`]) wants, and which events change that.
 
 use super::lease::Lease;
 use super::{Job, LaneState, Mode, Want, Why, World};

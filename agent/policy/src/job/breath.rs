@@ -1,4 +1,4 @@
-//! A breath, the anti-starvation window: a job that has waited long runs for a moment although its gates only cool.
+//! The anti-starvation window (`breath`): a job that has waited long runs for a moment although its gates are cooling.
 
 use super::world::World;
 use super::{Breath, Job, Mode, Want, Why};

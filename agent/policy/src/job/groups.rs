@@ -1,4 +1,4 @@
-//! The processes of a job beside other jobs: which of them have work, and what computes for them.
+//! The processes of a job beside other jobs: which of them have work, and which channel groups compute for them.
 
 use super::{Job, Member, World};
 use crate::config::Means;

@@ -1,4 +1,5 @@
-//! The third reason to run, beside an open gate and a breath: a lease, for units between two iterations of online.
+//! The third reason to run, beside an open gate and an anti-starvation window: a lease, for units between two
+//! iterations of online.
 //!
 //! ```text
 //!          +-------- lease ---------+
@@ -8,9 +9,9 @@
 //!     +-- overrun, held, gate
 //! ```
 //!
-//! That a trainer returned is its own word: work of it may be left on the device, and a program need not ask the library
-//! before it launches. So a job that returned keeps its channels for a grace at most, with its launch gate closed. Only a
-//! lease that comes sooner takes no order to the driver.
+//! Only the trainer itself reports that it has returned. Some of its work may still be on the device, and a program
+//! need not ask the library before it launches. So after the return the job keeps its channels for at most one grace
+//! period, with its launch gate closed. If the next lease comes within that time, no order to the driver is needed.
 
 use crate::time::Instant;
 

@@ -1,4 +1,4 @@
-//! The processes of a job: they come, name their channels, and go; its lanes follow.
+//! The processes of a job: they attach, report their channels and leave; the job's lanes follow.
 
 use super::{Job, Lane, LaneState, LaunchGate, Member};
 use crate::config::Means;

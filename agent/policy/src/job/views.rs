@@ -1,4 +1,4 @@
-//! How a job stands: to others on its GPUs, to a reclaim, and to operators.
+//! The state of a job, for other jobs on its GPUs, for a reclaim and for operators.
 
 use super::world::World;
 use super::{Breath, Job, Lane, LaneState, LaunchGate, Member, Mode, Want, Why};

@@ -1,4 +1,4 @@
-//! What a job sees of its node in one step, and what the node gets to hear of it.
+//! What a job sees of its node in one step, and what the step tells the node.
 
 use crate::ids::{GpuId, GpuSet};
 use crate::time::Instant;

@@ -1,6 +1,6 @@
-//! How much of the training fits into one iteration of online.
+//! How much training fits into one iteration of online.
 //!
-//! Closed forms, each equal to trying everything. Spans are whole nanoseconds.
+//! Closed forms; each equals an exhaustive search. Times are whole nanoseconds.
 //!
 //! ```text
 //!   serial     units between two iterations           (slack - switch) / unit
@@ -9,9 +9,8 @@
 //!   partition  shares of the multiprocessors          HARLI, section 6.2: the nearest below the budget
 //! ```
 //!
-//! LLMStation's equation 1 as printed divides the slack by what a decode layer takes longer beside
-//! training. It does not know that there are no more layers than the model has, that layers and
-//! units are whole, and that there may be no slack at all.
+//! LLMStation's equation 1, as printed, divides the slack by the time that training adds to a decode layer. It ignores
+//! that the model has a limited number of layers, that layers and units are whole, and that there may be no slack.
 
 /// A decode, its layers, and the units that may run beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,23 +1,24 @@
-//! How long an iteration or a unit takes, fitted by least squares from what was measured.
+//! How long an iteration or a unit takes, fitted by least squares to measured times.
 //!
-//! Two stages, as in HARLI (arXiv 2511.11729, equations 4 and 5): an iteration by itself, for one
-//! share of the GPU's multiprocessors, and how much longer it takes beside training.
+//! There are two stages, as in HARLI (arXiv 2511.11729, equations 4 and 5): an iteration by itself, on one share of the
+//! GPU's multiprocessors, and how much longer it takes beside training.
 //!
 //! ```text
 //!   solo   = b0 x requests + c0 + k0 x cached tokens of them all
 //!   beside = (b1 x online's share + k1 x the trainer's share) x solo
 //! ```
 //!
-//! The paper's second line has no constant, so that without a trainer it is not the first: there
-//! the first is used. Its cached tokens are requests times one length; of a mixed batch the sum is
-//! what is read. A batch below [`PADDED`] takes as long as one of it, since kernels pad.
+//! The second equation of the paper has no constant, so without a trainer it does not equal the first; in that case the
+//! first is used. The paper's cached tokens are the number of requests times one length. Here they are the sum over a
+//! mixed batch, which is what an iteration reads. A batch below [`PADDED`] takes as long as one of that size, because
+//! kernels pad.
 //!
-//! A third, of LLMStation (section 4), carries a time from one GPU to another by what is computed,
-//! sent and read: [`Hardware`].
+//! A third equation, from LLMStation (section 4), converts a time from one GPU to another by what is computed, sent and
+//! read: [`Hardware`].
 //!
-//! Samples weigh by the inverse square of their time, so that relative errors count. A fit is
-//! refused if it says that more work takes less time. Outside of what was measured a prediction is
-//! inflated: it may be wrong there, and an error must not fall on online.
+//! Samples are weighted by the inverse square of their time, so that relative errors count. A fit is refused if by it
+//! more work takes less time. Outside of the measured range a prediction is inflated: it may be wrong there, and an
+//! error must not cost online.
 
 /// Least batch that has a time of its own (HARLI, section 6.1).
 pub const PADDED: u32 = 4;

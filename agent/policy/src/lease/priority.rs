@@ -1,16 +1,16 @@
-//! What one process that serves and trains runs next: decode, then prompts and training forward in
-//! one pass, then backward.
+//! What one process that serves and trains runs next: decodes, then prompts and forward training in one pass, then
+//! backward.
 //!
-//! The order is McGill's (Chen and Balmau, "Inference and Fine-Tuning Co-serving for LoRA-Adapted
-//! LLMs", scheduler), whose loop is corrected in five places:
+//! The order is that of McGill (Chen and Balmau, "Inference and Fine-Tuning Co-serving for LoRA-Adapted LLMs",
+//! scheduler). Its loop is corrected in five places:
 //!
-//! 1. decodes go first, but every [`Rules::admit_every`] of them a waiting prompt is let in: else a
-//!    prompt waits until the whole batch has drained;
-//! 2. no training forward once the activations that await their backward are at their limit;
-//! 3. when no sample is left the rest goes backward, limit or not;
-//! 4. a batch is bounded by its tokens, not by its requests;
-//! 5. backward waits for an empty pool of requests, as in the original: what it gets beside a busy
-//!    one is the leases' matter and not this order's.
+//! 1. Decodes go first, but after every [`Rules::admit_every`] of them a waiting prompt is admitted. Otherwise a prompt
+//!    waits until the whole batch has drained.
+//! 2. There is no forward training while the activations that wait for their backward pass are at their limit.
+//! 3. When no sample is left, the rest goes backward, whatever the limit.
+//! 4. A batch is bounded by its tokens, not by its requests.
+//! 5. Backward training waits until no request is in the pool, as in the original. What it gets beside a busy pool is
+//!    decided by leases, not by this order.
 
 /// What the loop may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,11 @@
-//! What units and iterations took, by what they were.
+//! How long units and iterations took, by their shape.
 //!
-//! LLMStation's record cache (section 4): a prediction serves what was never seen, a record
-//! what was. Here a record is a moving mean and a moving 95th percentile, since a promise is about
-//! the tail; and the cache is bounded: of the few records that share a place the one unused for
-//! longest goes.
+//! This is LLMStation's record cache (section 4): a record serves a shape that was seen before, a prediction any other.
+//! Here a record is a moving mean and a moving 95th percentile, because a promise is about the tail. The cache is
+//! bounded: of the few records that share a place, the one that was unused for longest is replaced.
 //!
-//! Invariants: never more than [`RECORDS`]; nothing is allocated after the start; a hit reads one
-//! set of [`WAYS`].
+//! Invariants: there are never more than [`RECORDS`]; nothing is allocated after the start; a hit reads one set of
+//! [`WAYS`].
 
 pub use crate::words::lease::{Key, Kind};
 

@@ -1,7 +1,7 @@
-//! Rows of background requests in the users' own steps: how many, and what they cost.
+//! Rows of background requests in the users' own steps: how many ride, and what they cost.
 //!
-//! A step of an engine reads all weights whatever it carries, so that a row more costs little; how little is learnt from
-//! the steps. No figure of a GPU is known here.
+//! A step of an engine reads all weights, whatever it carries, so one more row costs little. How little is learnt from
+//! the steps; no figure of a GPU is known here.
 //!
 //! ```text
 //!   a step     = base + per row + per cached token               least squares over steps without a prompt

@@ -1,8 +1,7 @@
-//! Whose turn it is, of several jobs on one GPU: deficit round robin by weight (Shreedhar and
-//! Varghese, SIGCOMM 1995).
+//! Which of several jobs on one GPU is next: deficit round robin by weight (Shreedhar and Varghese, SIGCOMM 1995).
 //!
-//! A job's turn is a quantum times its weight. What a turn took too much, since a unit is not
-//! divided, is taken from the next; what a job without work leaves is nobody's.
+//! A job's turn is a quantum times its weight. A unit is not divided, so a turn can take too much; that is subtracted
+//! from the job's next turn. A job without work earns no credit.
 
 /// Jobs that share a GPU at most.
 pub const JOBS: usize = 16;

@@ -1,13 +1,12 @@
-//! What online promised its users, and what of it is left.
+//! What online promised its users, and how much of that is left.
 //!
-//! Time per further token is a mean over a request's tokens, so what counts is not one iteration
-//! but how far each request that runs is ahead of its promise: with its first token at `f` and `k`
-//! further ones out, the next may come as late as `f + (k + 1) x tpot`. Every iteration gives each of
-//! them one token, so that `f - (steps when it joined) x tpot` never changes, and the request whose
-//! number is least is the one nearest to being late.
+//! The time per further token is a mean over a request's tokens. So a single iteration does not matter; what matters is
+//! how far each running request is ahead of its promise. With its first token at `f` and `k` further ones out, the next
+//! token may come as late as `f + (k + 1) x tpot`. Every iteration gives each request one token, so `f - (steps when it
+//! joined) x tpot` never changes, and the request with the least such number is nearest to being late.
 //!
-//! What a model of times gets wrong, and what nobody models, is caught by the [`Guard`]: it follows
-//! the share of requests that were late and gives the trainer less where that nears what is allowed.
+//! The [`Guard`] catches errors of the model of times, and what no model knows. It follows the share of requests that
+//! were late, and gives the trainer less when that share comes near the allowed one.
 
 pub use crate::words::lease::Promise;
 

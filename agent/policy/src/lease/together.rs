@@ -1,8 +1,8 @@
 //! Training beside an iteration in one process: tokens that ride in online's own pass, or units on a share of the
 //! multiprocessors.
 //!
-//! What either costs is learnt from the run: how many tokens ride for nothing, how much longer an iteration takes with
-//! each share, and what is trained meanwhile. No figure of a GPU is known here.
+//! The cost of either is learnt from the run: how many tokens ride for free, how much longer an iteration takes with
+//! each share, and how much is trained meanwhile. No figure of a GPU is known here.
 //!
 //! ```text
 //!   cost of a share  = (1 - trained) x slower        what an iteration takes of the GPU, of what it takes alone
@@ -10,9 +10,9 @@
 //!   the tokens       = a rate times the iteration, up while it is not slower, down when it is
 //! ```
 //!
-//! A share that was never tried is taken to be slower in proportion to what online has left, which no work on fewer
-//! multiprocessors exceeds, and better than all that were tried: so each that is allowed is tried.
-//! Every [`ALONE`] iterations one runs by itself: it is what the others are compared with.
+//! A share that was never tried is assumed to slow online in proportion to the multiprocessors that online keeps, which
+//! no work on fewer multiprocessors exceeds, and to be better than all that were tried. So each allowed share is tried.
+//! Every [`ALONE`] iterations one runs by itself, for comparison with the others.
 
 use crate::words::lease::Iteration;
 

@@ -1,4 +1,4 @@
-//! One offline job's memory: its ranks, who holds what, and what was taken.
+//! The memory of one offline job: its ranks, who holds what, and what was taken.
 
 use super::lists::Lists;
 use crate::effect::{Effect, Report};

@@ -1,4 +1,4 @@
-//! What is known of memory: every event changes it, and nothing is decided here.
+//! Receives events about memory. Every event changes what is known; nothing is decided here.
 
 use super::books::Books;
 use super::online::{Ask, Elastic, Sizes, give_up};

@@ -1,7 +1,7 @@
-//! What lists of requests take of the agent's memory ([`crate::holders`]), by whose they are.
+//! How much of the agent's memory lists of requests take ([`crate::holders`]), by user.
 //!
-//! A user's lists never take more than is then left, so one that is alone has half of all, and every other finds room.
-//! A list without room is not kept: its request counts as one that loses nothing.
+//! A user's lists never take more than is then left. So a user who is alone has half of all, and every other user finds
+//! room. A list for which there is no room is not kept: its request counts as one that loses nothing.
 
 use crate::ids::UserId;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Room for an offline job that comes where others have all there is.
+//! Room for an offline job that starts when other jobs hold all memory.
 //!
 //! ```text
 //!   asked --> waits --> promised --> what was allocated is counted, or it lapses
@@ -6,12 +6,12 @@
 //!               +--> denied: nobody has a cache there to pay for it, or it took too long
 //! ```
 //!
-//! An allocation that the driver refuses for want of memory asks and waits. Its job is shown what it deserves; until it
-//! has that, others have at least as much too much, and what they have too much is taken for it. Online comes first:
-//! while it lacks anything, nothing is taken for anybody else.
+//! An allocation that the driver refuses for lack of memory sends a request and waits. Its job is shown its fair share.
+//! As long as the job has less, other jobs have at least as much more than their shares, and that is taken for it.
+//! Online comes first: while online lacks anything, nothing is taken for anybody else.
 //!
-//! Where nobody else pays, because nobody has too much or the job has more than it is shown, its own cache does: an
-//! engine that is refused its workspace ends, and one that loses blocks computes them again.
+//! If no other job pays, because none has more than its share or the job has more than it is shown, the job's own cache
+//! pays: an engine that is refused its workspace ends, and one that loses blocks only computes them again.
 
 use super::Memory;
 use super::books::Books;

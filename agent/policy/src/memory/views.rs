@@ -1,4 +1,4 @@
-//! What others ask of the memory of a node.
+//! What other parts ask about the memory of a node.
 
 use super::Memory;
 use super::books::Books;

@@ -1,26 +1,26 @@
-//! What each offline job deserves of a GPU's memory, and which of several pays when some is wanted.
+//! The fair share of each offline job in a GPU's memory, and which of several jobs pays when memory is wanted.
 //!
 //! ```text
-//!   deserves = level x W, but no less than what is never taken from it, and no more than it was born with;
-//!              at the level at which all of them together are what online leaves
+//!   fair share = level x W, but no less than what is never taken from it, and no more than it was born with;
+//!                at the level at which all of them together are what online leaves
 //! ```
 //!
-//! W is the weight of its user, divided among that user's jobs there. So what one job does not want goes to the
-//! others, by weight.
+//! W is the weight of its user, divided among that user's jobs there. So what one job does not want goes to the others,
+//! by weight. (The code calls the fair share `deserves`.)
 //!
-//! * What online wants is taken from jobs that have at least a stripe more than they deserve, and from each at most
-//!   what it has more. Only where nothing can be taken from such a job, one pays that has less. Of several the one pays
-//!   that has lost the fewest tokens over its weight afterwards: nobody pays twice before the others have paid once,
-//!   unless it costs less. Who could not pay for long, as it had no more than it deserves, owes no more of that time
-//!   than the dearest reclaim of either.
-//! * What is free is kept for those that have less than they deserve, who lacks most over its weight first.
-//! * Where nobody has too little nothing moves. Where one has, as after another arrived, who has too much gives it up,
-//!   a batch at a time: at most once per interval while it runs.
+//! * Online's memory is taken from jobs that have at least a stripe more than their fair share, and from each at most
+//!   the excess. Only if no such job can give any, a job below its share pays. Of several, the job pays that will then
+//!   have lost the fewest tokens over its weight. So nobody pays twice before the others have paid once, unless that
+//!   costs less. A job that could not pay for long, because it had no more than its share, owes for that time at most
+//!   the most expensive reclaim of either job.
+//! * Free memory is kept for jobs below their fair share, the job that lacks most over its weight first.
+//! * If no job is below its share, nothing moves. If one is, for example because it has just started, jobs above their
+//!   shares give memory up, one batch at a time, at most once per interval while they run.
 //!
-//! A job none of whose processes counts has no part beside others: it deserves nothing, so that what it holds is taken
-//! first, and what it says it has takes nothing from theirs. To itself it is shown what it would have if it counted.
+//! A job none of whose processes counts has no share beside others: all that it holds is taken first, and what it
+//! reports takes nothing from theirs. The job itself is shown what it would have if it counted.
 //!
-//! A job alone on its GPUs is not weighed, and nothing is decided otherwise than if it had no weight.
+//! A job alone on its GPUs is not weighed. Its weight changes no decision.
 
 use super::Memory;
 use super::books::Books;

@@ -1,4 +1,4 @@
-//! What online processes say: that they come and go, are busy or idle, and have requests.
+//! Receives what online processes report: that they attach and leave, are busy or idle, and have requests.
 
 use super::Node;
 use super::gpu::{Ring, shut};

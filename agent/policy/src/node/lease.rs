@@ -1,8 +1,8 @@
 //! Leases in the node's step: which trainer runs how much between two iterations of online, and what ends it.
 //!
-//! [`crate::lease::Leaser`] says how much, [`crate::lease::share`] whose turn it is, and [`crate::job`] how a job runs
-//! beside online. The gate stays under all of it: while it is open no lease is needed, and what is not back when its
-//! lease is over is disabled.
+//! [`crate::lease::Leaser`] says how much, [`crate::lease::share`] which trainer, and [`crate::job`] how a job runs
+//! beside online. The gate remains the last resort: while it is open no lease is needed, and a trainer that has not
+//! returned when its lease is over is disabled.
 
 mod account;
 

@@ -1,8 +1,8 @@
 //! A block of time in which gates hold nothing, so that an operator can measure what online pays without them.
 //!
-//! Gates go on as ever: they open, close and learn, and at the end of the block each job is where its gates say. Only
-//! [`crate::job`] looks past them meanwhile. A block ends by its time, so one whose caller is stuck ends too, and a
-//! new node has none.
+//! Gates continue to open, close and learn, and at the end of the block each job is where its gates say. Only
+//! [`crate::job`] ignores them meanwhile. A block ends by its time, so a block whose caller is stuck ends too. A new
+//! node has no block.
 
 use crate::effect::{Effect, Report};
 use crate::time::Instant;

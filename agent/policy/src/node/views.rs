@@ -1,4 +1,4 @@
-//! How a node stands, for people and for the shell.
+//! The state of a node, for operators and for the shell.
 
 use super::Node;
 use crate::fair::{ShareView, Waits};

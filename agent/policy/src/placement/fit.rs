@@ -1,12 +1,13 @@
-//! A profile of what a job did on a node: its rate with the GPUs to itself, what less memory costs, what it loses.
+//! Fits a profile to a job's history on a node: its rate with the GPUs to itself, what less memory costs, what it
+//! loses.
 //!
 //! ```text
-//!   units = rate x (open - switches - moves) x memory(half) - again x rate x lost          slice by slice
+//!   units = rate x (open - switches - moves) x memory(half) - again x rate x lost          sample by sample
 //! ```
 //!
-//! It is what [`super::predict`] says, read the other way round. For each half memory of a ladder, rate and cost of
-//! what is lost are the least squares of it, and the half whose squares are least is taken. Where the memory was nearly
-//! the same all the time, nothing tells what less of it costs.
+//! This is the equation of [`super::predict`], solved for the profile. For each half memory of a ladder, the rate and
+//! the cost of a loss are fitted by least squares, and the half memory with the least squares is chosen. If the memory
+//! was nearly the same all the time, the history cannot tell what less of it costs.
 
 use super::profile::{Draft, GIB};
 use super::slice::Slice;

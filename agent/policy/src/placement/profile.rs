@@ -1,8 +1,7 @@
-//! What a kind of offline job needs, and what less memory costs it: measured once, by itself.
+//! What a kind of offline job needs, and what less memory costs it, measured once by itself.
 //!
-//! A [`Draft`] is what somebody wrote, in the units that people write. [`Draft::check`] makes a [`Profile`] of it, or
-//! names the field that is wrong. A profile that exists has numbers that are finite and in range, and a curve that
-//! never falls.
+//! A [`Draft`] is what a user wrote, in the user's units. [`Draft::check`] makes a [`Profile`] of it, or names the
+//! field that is wrong. All numbers of a profile are finite and in range, and its curve never falls.
 
 use core::fmt;
 

@@ -1,7 +1,7 @@
-//! What a node saw of itself in one slice of time, as far as placement asks.
+//! What a node recorded about itself in one sample (`slice`), as far as placement needs it.
 //!
-//! All of it grows only by adding, without allocation once made, so the agent's control thread can keep it. Counts are
-//! whole numbers: the same slices in another order, or cut elsewhere, add up to the same.
+//! All values only grow by addition, and nothing is allocated after the start, so the agent's control thread can keep
+//! them. Counts are whole numbers: samples in another order, or divided otherwise, have the same sum.
 
 use crate::ids::{Bytes, GpuId, GpuSet};
 

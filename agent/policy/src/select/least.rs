@@ -1,8 +1,8 @@
-//! The least of many costs that only fall, until they are taken out: a tree of minima.
+//! The least of many costs that only fall until they are taken out: a tree of minima.
 //!
-//! A node holds the least of the up to [`FAN`] below it. A cost that falls is compared with those
-//! above it, up to the first that is no higher; one that is taken out has the nodes above it looked
-//! at anew. Invariant: a node holds the least of what is below it.
+//! A node holds the least of the up to [`FAN`] nodes below it. A cost that falls is compared with the nodes above it,
+//! up to the first that is no higher. When a cost is taken out, the nodes above it are computed anew. Invariant: a node
+//! holds the least of what is below it.
 
 /// Numbers below one node: two cache lines of costs.
 const FAN: usize = 16;

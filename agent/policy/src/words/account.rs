@@ -1,4 +1,4 @@
-//! Bytes by where they are.
+//! Bytes, by the place where they are.
 
 use crate::words::ids::Bytes;
 

@@ -1,4 +1,4 @@
-//! Why one stripe was taken: what `explain` says of it.
+//! Why one stripe was taken; `explain` shows it.
 
 use crate::words::ids::{ReclaimId, StripeId, Tokens};
 use crate::words::time::Instant;

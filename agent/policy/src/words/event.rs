@@ -1,7 +1,7 @@
-//! What happened: everything that can move a [`crate::node::Node`].
+//! What happened: everything that can change a [`crate::node::Node`].
 //!
-//! Any event may come in any state, late, twice or for a name nobody knows; then it changes
-//! nothing. Stamps are other processes' words: they are read as at most `now`.
+//! Any event may come in any state, late, twice or with an unknown name; then it changes nothing. Time stamps come from
+//! other processes: they are read as at most `now`.
 
 use crate::words::ids::{
     Channels, Generation, GpuId, GpuSet, GraphId, JobId, Launches, RequestId, SessionId,

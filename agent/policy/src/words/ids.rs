@@ -1,4 +1,4 @@
-//! Names as numbers. The shell gives them out; the policy only compares them.
+//! Names as numbers. The shell assigns them; the policy only compares them.
 
 use core::fmt;
 

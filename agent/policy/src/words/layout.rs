@@ -1,10 +1,9 @@
-//! Which handles and which blocks go together: stripes.
+//! Which handles and which blocks form a stripe.
 //!
-//! An engine places block `b` of a layer at `base + b * stride`. Where blocks are outermost, one
-//! handle holds a block or a few, of every layer. Where layers are outermost, one handle holds many
-//! blocks of one layer, and a block that is missing in one layer is useless in all of them. So what
-//! is reclaimed as one is a *stripe*: all handles, in every layer, that begin in the same run of
-//! blocks. The run is as long as the blocks that fit in one handle.
+//! An engine places block `b` of a layer at `base + b * stride`. If blocks are outermost, one handle contains one block
+//! or a few, of every layer. If layers are outermost, one handle contains many blocks of one layer, and a block that is
+//! missing in one layer is useless in all. So memory is reclaimed by *stripe*: all handles, in every layer, that begin
+//! in the same run of blocks. The run is as long as the number of blocks that fit into one handle.
 //!
 //! ```text
 //!   layer 0   |  0  1  2  3 |  4  5  6  7 |      a handle: |  |
@@ -12,9 +11,9 @@
 //!             +- stripe 0 --+- stripe 1 --+
 //! ```
 //!
-//! Blocks need not divide a handle. A block that lies across two handles is lost with either, so it
-//! belongs to both their stripes. Invariant: every handle is in exactly one stripe, and a block is
-//! in every stripe that holds any byte of it.
+//! Blocks need not divide a handle. A block that lies across two handles is lost with either, so it belongs to both of
+//! their stripes. Invariant: every handle is in exactly one stripe, and a block is in every stripe that contains any
+//! byte of it.
 
 use crate::words::ids::{BlockId, Bytes, StripeId};
 use std::collections::BTreeMap;

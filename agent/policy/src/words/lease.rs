@@ -1,4 +1,4 @@
-//! What a lease is decided from, and what is decided. All of it is plain data.
+//! The inputs of a decision about a lease, and the decision. All of it is plain data.
 
 use crate::words::ids::{GpuId, JobId, LeaseId};
 

@@ -1,4 +1,4 @@
-//! What people are shown of leases, and what the shell knows of a trainer and a service that the policy is not told.
+//! What operators see of leases, and what the shell knows about a trainer and a service beyond what policy needs.
 
 use crate::words::ids::{JobId, LeaseId};
 use crate::words::lease::{Iteration, Key};

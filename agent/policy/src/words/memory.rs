@@ -1,7 +1,6 @@
-//! What can move the memory side of a [`crate::node::Node`].
+//! Events about the memory of a [`crate::node::Node`].
 //!
-//! As with every [`crate::event::Event`], anything may come in any state, late, twice or for a name
-//! nobody knows.
+//! As with every [`crate::event::Event`], any of them may come in any state, late, twice or with an unknown name.
 
 use crate::words::ids::{
     AskId, BlockId, Bytes, GpuId, JobId, KvId, LogSeq, ReclaimId, RequestId, SessionId, StripeId,

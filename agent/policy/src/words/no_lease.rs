@@ -1,6 +1,6 @@
 //! Why a trainer has no lease at this moment, and what to do about it.
 //!
-//! The reasons stand here alone: events, status, `tidegate explain lease` and doctor show them.
+//! The texts of the reasons exist only here; events, status, `tidegate explain lease` and doctor show them.
 
 use crate::words::view::Reason;
 use core::fmt;

@@ -1,4 +1,4 @@
-//! How memory moves to and from a job, and where that stands.
+//! How memory moves from and to a job, and the state of a move.
 
 /// Which way memory moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

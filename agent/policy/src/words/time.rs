@@ -1,7 +1,7 @@
-//! Monotonic time as a plain number, so that tests and the simulator can make it up.
+//! Monotonic time as a plain number, so that tests and simulations can invent it.
 //!
-//! Spans are [`core::time::Duration`]. Arithmetic saturates: a stamp written by a hostile process
-//! may be anything, and a decision about it must still be one.
+//! Durations are [`core::time::Duration`]. Arithmetic saturates: a time that a hostile process wrote may be anything,
+//! and a decision must be possible nevertheless.
 
 use core::time::Duration;
 

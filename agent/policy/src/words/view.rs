@@ -1,4 +1,4 @@
-//! What a node looks like to people: read by `status`, never by a decision.
+//! The state of a node as operators see it. `status` reads it; no decision does.
 
 use crate::words::account::Account;
 use crate::words::choice::{Backing, Choice};
