@@ -1,8 +1,8 @@
-//! The C functions engines call (`include/tidegate.h`).
+//! The C functions that engines call (`include/tidegate.h`).
 //!
-//! Found by `dlsym`, so an engine runs the same without the library. What an engine calls in every
-//! step reads and writes memory; only attaching, registering and scopes call anything. Results are 0
-//! or a negative `errno`.
+//! Engines find them by `dlsym`, so an engine runs the same without the library. What an engine calls in every step
+//! only reads and writes memory; only attaching, registering and scopes call anything. Results are 0 or a negative
+//! `errno`.
 
 use crate::hook::table;
 use crate::memory::answered::answered;

@@ -1,8 +1,8 @@
-//! The only file that reads a clock. Monotonic nanoseconds of this process, as in the page.
+//! The only file that reads a clock: monotonic nanoseconds of this process, as in the page.
 //!
-//! It asks the kernel's own page of code (the vDSO), not the C library's `clock_gettime`: that symbol may be
-//! another preloaded library's which shifts, stops or races clocks for the application. The application is to see the
-//! faked time; the measures of its work are to be of the real one.
+//! It calls the kernel's own code (the vDSO), not the C library's `clock_gettime`: that symbol may belong to another
+//! preloaded library, which shifts, stops or speeds up clocks for the application. The application is to see the faked
+//! time, but its work is to be measured by the real one.
 
 use crate::elf;
 use core::ffi::{c_int, c_void};

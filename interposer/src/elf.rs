@@ -1,7 +1,7 @@
-//! What the loaded objects themselves say: of which one a function is, and where the C library or the kernel has one.
+//! Reads the loaded objects: to which one a function belongs, and where the C library or the kernel has a function.
 //!
-//! This library exports `dlsym` and `dlvsym`, so nothing but the loaded objects themselves says where the real ones are.
-//! Layouts are those of the System V ABI, chapter "Dynamic Linking", and of GNU's hash table.
+//! This library exports `dlsym` and `dlvsym`, so only the loaded objects themselves say where the real ones are. The
+//! layouts are those of the System V ABI, chapter "Dynamic Linking", and of GNU's hash table.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;

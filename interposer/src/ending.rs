@@ -1,11 +1,11 @@
-//! The end of the program, beside the library's threads.
+//! The end of the program, while the library's threads exist.
 //!
-//! They are never joined: they sleep for as long as the process lives. When it ends, other libraries give up what they
-//! have while these threads still call what others may have put in the place of the C library's functions. So a destructor
-//! of this library, which runs before those of the libraries behind it, waits until each thread of it sleeps, and none
-//! that sleeps goes on.
+//! These threads are never joined: they sleep for as long as the process lives. When it ends, other libraries release
+//! their state while these threads may still call functions that such libraries put in place of the C library's. So a
+//! destructor of this library, which runs before those of the libraries behind it, waits until each of its threads
+//! sleeps, and from then on no thread continues.
 //!
-//! One that is inside the driver may stay there: it is waited for no longer than [`LONGEST_NS`].
+//! A thread inside the driver may stay there: the destructor waits for it no longer than [`LONGEST_NS`].
 
 use core::cell::Cell;
 use core::ptr::null;

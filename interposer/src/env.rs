@@ -1,9 +1,9 @@
-//! Every variable the library reads, one function each.
+//! Every variable that the library reads, one function each.
 //!
-//! Read with `getenv` and without allocation, because the first reader may be the dynamic loader's
-//! caller long before `main`. A program that has rights of its file's owner or group (`AT_SECURE`) is told nothing by an
-//! environment that another user made: for it no variable is set, and the library stays out of it. Only threads of the application's read: a program may change its environment while a
-//! thread of ours runs, and then knows what others of its own do.
+//! Variables are read with `getenv` and without allocation, because the first reader may be the dynamic loader's
+//! caller, long before `main`. In a program that gains rights from its file (`AT_SECURE`) the environment comes from
+//! another user. There no variable counts as set, and the library does nothing. Only threads of the application read
+//! variables: a program that changes its environment knows its own threads, but not those of this library.
 
 use core::ffi::CStr;
 use std::time::Duration;

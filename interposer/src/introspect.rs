@@ -1,4 +1,4 @@
-//! What the library tells tests about itself: the table as text, and figures of the process.
+//! What the library reports to tests about itself: the table as text, and figures of the process.
 
 use crate::activity::prober;
 use crate::hook::table::ROWS;

@@ -1,17 +1,17 @@
 //! `libtidegate.so`, the preloaded library.
 //!
-//! It runs inside somebody's service: on any doubt it calls the real function and counts the case.
-//! What it decides is in `tidegate-core`; here is what touches the process.
+//! It runs inside the processes of others. In any doubt it calls the real function and counts the case. Its decisions
+//! are in `tidegate-core`; this crate contains what touches the process.
 //!
-//! * [`hook`]: the driver's functions it hooks, and how the application finds them; [`real`]: those functions.
+//! * [`hook`]: the driver's functions that it hooks, and how the application finds them; [`real`]: the real functions.
 //! * [`abi`]: the C functions that engines call; [`introspect`]: what tests ask the library about itself.
-//! * [`activity`]: launches and all that bears on them: streams, captures, contexts, the gate, the prober.
+//! * [`activity`]: launches and everything around them: streams, captures, contexts, the gate, the prober.
 //! * [`rm`]: calls about the resource manager's objects, from the process' ioctls.
 //! * [`memory`]: KV memory, backed by handles, reclaimed and restored.
-//! * [`agent`]: the reporter, which speaks with the agent; [`outbox`]: what other threads leave for it.
+//! * [`agent`]: the reporter, which talks to the agent; [`outbox`]: what other threads leave for it.
 //! * [`process`]: the process' state, put together from [`state`].
-//! * [`start`]: the library's threads, put together; [`threads`]: how one starts; [`ending`]: how they end.
-//! * [`env`], [`log`], [`clock`], [`sys`]: every variable it reads, what it says, the time, the system calls;
+//! * [`start`]: the library's threads; [`threads`]: how a thread starts; [`ending`]: how they end.
+//! * [`env`], [`log`], [`clock`], [`sys`]: the variables that it reads, what it prints, the time, the system calls;
 //!   [`elf`]: what is loaded.
 //!
 //! No two files, and no two folders, use each other (`scripts/circles`). From the top: exported functions ([`hook`],

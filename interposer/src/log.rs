@@ -1,9 +1,11 @@
-//! What the library says, on the application's standard error: nothing, unless `TIDEGATE_LOG` is
-//! set, one line when an offline program waits for an agent that is not there and one a minute while it waits, one where the process can attach to
-//! none, and one where a call of `tidegate.h` is refused for a reason that its errno does not tell.
+//! What the library prints on the application's standard error.
 //!
-//! One `write` a line, to descriptor 2 of whoever speaks. The reporter keeps it in its own table only
-//! when `TIDEGATE_LOG` is set.
+//! Unless `TIDEGATE_LOG` is set it prints only four things: one line when an offline program waits for an agent that is
+//! not there, one line a minute while such a program waits, one line if the process cannot attach to any agent, and one
+//! line if a call of `tidegate.h` is refused for a reason that its errno does not tell.
+//!
+//! Each line is one `write` to descriptor 2 of the calling thread. The reporter keeps that descriptor in its own table
+//! only when `TIDEGATE_LOG` is set.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

@@ -1,16 +1,16 @@
-//! What the library knows of the process it is in, and how a forked child starts over.
+//! What the library knows about the process in which it runs, and how a forked child starts over.
 //!
-//! The state of each room is defined in that room, by a file that knows nothing of the process
-//! ([`crate::state::activity::registry`], [`crate::state::objects`], [`crate::state::memory::state`]); here it is put together,
-//! and what acts on it takes the [`Process`].
+//! The state of each folder is defined there, by a file that knows nothing about the process
+//! ([`crate::state::activity::registry`], [`crate::state::objects`], [`crate::state::memory::state`]). It is put
+//! together here, and what acts on it takes the [`Process`].
 //!
-//! The slots lie in memory that fork wipes, so a child sees at its first call that nothing is
-//! built, whether or not it ran atfork handlers. It then builds everything anew and *leaks* what it
-//! inherited: dropping its parent's runtime would act on descriptions they share, and any of the
-//! old locks may be held by a thread that does not exist here.
+//! The slots lie in memory that fork wipes, so a child sees at its first call that nothing is built, whether or not it
+//! ran atfork handlers. It then builds everything anew and *leaks* what it inherited: dropping its parent's runtime
+//! would act on file descriptions that both share, and a thread that does not exist in the child may hold any of the
+//! old locks.
 //!
-//! Nothing of this costs a process that makes no CUDA context more than two mappings, and a process
-//! that opens no driver file nothing at all.
+//! A process that makes no CUDA context pays only two mappings for this, and a process that opens no driver file
+//! nothing.
 
 use crate::elf;
 use crate::state::activity::registry::Contexts;

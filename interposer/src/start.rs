@@ -1,7 +1,7 @@
-//! The library's threads, put together. None exists before the process' first CUDA context.
+//! Starts the library's threads. None exists before the process' first CUDA context.
 //!
-//! The *prober* shares the application's descriptors, because it calls the driver. The *reporter*
-//! has a descriptor table of its own and makes no CUDA call.
+//! The *prober* shares the application's descriptors, because it calls the driver. The *reporter* has a descriptor
+//! table of its own and makes no CUDA call.
 
 use crate::activity::{prober, work};
 use crate::agent::report;

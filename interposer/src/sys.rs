@@ -1,4 +1,4 @@
-//! The few system calls of the library that have no wrapper worth using: futexes, membarrier, ids.
+//! The few system calls of the library for which no wrapper is worth using: futexes, membarrier, ids.
 
 use crate::ending::sleeping;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! How the library's threads start: with every signal blocked, and never joined ([`crate::ending`]). Signals stay
-//! with the application's own threads.
+//! How the library's threads start: with every signal blocked, and never joined ([`crate::ending`]). The application's
+//! own threads get the signals.
 
 use crate::process::guarded;
 use crate::{ending, log, sys};

@@ -1,8 +1,8 @@
 //! Busy and idle, per device: the launch's side and the prober's side.
 //!
-//! A launch must tell the agent that its device is busy before the driver is called, and must not
-//! pay for it while everybody already knows. A device is idle only when no thread is inside the
-//! driver with a launch and everything launched is done.
+//! A launch must tell the agent that its device is busy before it calls the driver. If that is known already, it must
+//! cost almost nothing. A device is idle only when no thread is inside the driver with a launch, and all launched work
+//! is done.
 //!
 //! ```text
 //! launch                                   prober
@@ -15,21 +15,22 @@
 //!                                            else ring the idle edge
 //! ```
 //!
-//! Words: a *count pair* belongs to one thread and one device; the *activity word* is
-//! `generation << 1 | busy` in the page; an edge is *rung* when the doorbell is raised for it.
+//! Terms: a *count pair* belongs to one thread and one device. The *activity word* is `generation << 1 | busy` in the
+//! page. An edge is *rung* when the doorbell is raised for it.
 //!
-//! Invariant: while a rung idle edge stands, no launch that saw the word busy is inside the driver
-//! or has unfinished work. The second heavy fence is what carries it: a thread whose raise is still
-//! in its store buffer when the prober sums has read the word before the prober's CAS, and the
-//! fence brings its raise to light before the second sum. The first heavy fence gives the narrower
-//! invariant that idle is not written, not even for the length of a probe, over a launch that
-//! had begun before the probe: whoever reads the word without the doorbell (the agent looks at all
-//! words when any doorbell rings) would otherwise take that for an edge.
+//! Invariant: while a rung idle edge is in force, no launch that saw the word busy is inside the driver or has
+//! unfinished work. The second heavy fence ensures that. If a thread's increment is still in its store buffer when the
+//! prober sums, the thread has read the word before the prober's CAS; the fence makes the increment visible before the
+//! second sum.
 //!
-//! `returned` is summed before `entered`: then equal sums mean that each pair is equal, because no
-//! `entered` is ever below the `returned` read before it. A launch that has to wait, or to take the
-//! slow path, lowers `entered` again to where it found it, so that each launch counts once; between
-//! the two sums no pair can fall below what it was, so none can make up for another.
+//! The first heavy fence ensures a narrower invariant: idle is never written over a launch that began before the probe,
+//! not even for the length of a probe. The agent looks at all words when any doorbell rings, and would otherwise take
+//! such a word for an edge.
+//!
+//! `returned` is summed before `entered`. Equal sums then mean that each pair is equal, because no `entered` is ever
+//! below the `returned` that was read before it. A launch that has to wait, or to take the slow path, lowers `entered`
+//! again to its former value, so that each launch counts once. Between the two sums no pair can fall below its former
+//! value, so none can compensate for another.
 
 use crate::word::{Fences, Word};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

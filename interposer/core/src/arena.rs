@@ -1,13 +1,13 @@
-//! A trainer's memory: physical blocks, who holds each, and at which addresses it is seen.
+//! A trainer's memory: physical blocks, who holds each, and at which addresses it is mapped.
 //!
-//! A *block* is 2 MiB of memory, the least that is reclaimed and restored. A *chunk* is `2 x layers` of
-//! them. A chunk is held in one of two ways:
+//! A *block* is 2 MiB of memory, the unit of reclaim and restore. A *chunk* is `2 x layers` blocks. It is held in one
+//! of two ways:
 //!
-//! * as *rows*, by saved keys and values: block `(layer, K or V)` of a chunk lies at the chunk's place in
-//!   that layer's own range of addresses, so that allocating a chunk is arithmetic and no driver call;
-//! * by *tensors*, each over any free blocks wherever they lie: where a tensor needs several, they are
-//!   mapped a *second* time, side by side. Tensors of half a block and less share blocks
-//!   ([`small`]); those, and tensors of one block, are used at the first address and cost no call.
+//! * as *rows*, by saved keys and values: block `(layer, K or V)` of a chunk lies at the chunk's place in the address
+//!   range of that layer. So allocating a chunk is arithmetic, without a driver call;
+//! * by *tensors*, each over any free blocks, wherever they lie. If a tensor needs several blocks, they are mapped a
+//!   *second* time, side by side. Tensors of at most half a block share blocks ([`small`]). Those, and tensors of one
+//!   block, use the first address and need no call.
 //!
 //! ```text
 //!   addresses   [ K of layer 0 | V of layer 0 | K of layer 1 | ...  ][ second mappings ............ ]
@@ -17,12 +17,12 @@
 //!                         +-------- held by tensor a -------------------+  +--- of any chunk
 //! ```
 //!
-//! The first mapping of a block is never undone; who owns it is bookkeeping. So a block that is *lost*
-//! (the memory under it was reclaimed) is lost at up to two addresses, [`Arena::addresses`], and all of them
-//! have to be quarantined. Its holder keeps it, and nobody else gets it, until it is *back*.
+//! The first mapping of a block is never undone; ownership is only recorded. So a block that is *lost* (its memory was
+//! reclaimed) is lost at up to two addresses, [`Arena::addresses`], and all of them must be quarantined. Its holder
+//! keeps it, and nobody else gets it, until it is *back*.
 //!
-//! Invariants: a block has one holder; a chunk whose blocks nobody holds is free as a whole; nothing new
-//! is put into a lost block. What the driver has to do comes out as [`Call`]s, in order.
+//! Invariants: a block has one holder; a chunk is free as a whole when nobody holds any of its blocks; nothing new is
+//! put into a lost block. Calls for the driver are returned as [`Call`]s, in order.
 
 mod block;
 mod small;

@@ -1,4 +1,4 @@
-//! An iteration of an online engine, as its process says it on the page of iterations.
+//! One iteration of an online engine, as its process writes it into the page of iterations.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use tidegate_abi::beats::{BATCH_KNOWN, BeatWords};

@@ -1,9 +1,8 @@
 //! The prober and a stream capture never overlap.
 //!
-//! Asking a stream for its state can invalidate a capture, whichever thread captures and in
-//! whatever mode. Both sides announce themselves before they look at the other (a store, a full
-//! fence, a load), so at least one of them sees the other: the prober then gives up, or the
-//! begin-capture call waits for the one query that is under way.
+//! Asking a stream for its state can invalidate a capture, in whichever thread and mode. Both sides announce themselves
+//! before they look at the other (a store, a full fence, a load), so at least one of them sees the other. Then the
+//! prober gives up, or the begin-capture call waits for the one query that is under way.
 
 use crate::word::Word;
 use core::sync::atomic::Ordering::SeqCst;

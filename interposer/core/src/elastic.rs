@@ -1,9 +1,8 @@
 //! An online engine's KV cache that grows and shrinks: which blocks it may use.
 //!
-//! A block is *usable* when memory stands behind all of it. Usable blocks are *reserved* by the
-//! engine or *ready*, mapped ahead of need: the headroom. Reserving inside the headroom moves ids
-//! from one list to the other and nothing else. Lowest ids go first and the highest free stripe is
-//! unmapped first, so that what is in use stays together.
+//! A block is *usable* when there is memory behind all of it. Usable blocks are *reserved* by the engine, or *ready*:
+//! mapped ahead of need, the headroom. To reserve inside the headroom only moves ids from one list to the other. The
+//! lowest ids are given first and the highest free stripe is unmapped first, so that used memory stays together.
 //!
 //! Invariant: no stripe that holds a reserved block is ever unmapped.
 

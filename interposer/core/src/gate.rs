@@ -1,8 +1,7 @@
 //! Whether a launch passes, and whether a new channel may be scheduled.
 //!
-//! Online launches never wait. Offline launches wait on the gate word, never while their stream
-//! captures: a captured launch runs nothing, and what a capture holds up may be what the agent
-//! waits for.
+//! Online launches never wait. Offline launches wait at the launch gate, except while their stream captures: a captured
+//! launch runs nothing, and the agent may be waiting for something that the capture delays.
 
 use crate::activity::{Counts, Sums};
 use crate::word::{Fences, Word};

@@ -8,9 +8,9 @@
 //!     yes: take the mark back, wait      no: write that it rests, wake
 //! ```
 //!
-//! Whoever comes second sees the other. The agent's gate word *orders* the hold. It can be replaced while mappings
-//! change, because its owner can die, so it does not *keep* the hold: the word of the process' own does, until nothing
-//! changes any more.
+//! Whichever comes second sees the other. The agent's gate word *orders* the hold. The agent can die while mappings
+//! change, and its word is then replaced. So the agent's word does not *keep* the hold: a word of the process itself
+//! does, until the changes have ended.
 
 use crate::word::Word;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -1,29 +1,31 @@
 //! The log of a job's lost blocks, in memory that its processes share.
 //!
-//! Every rank appends what it loses and gets back; whoever schedules reads, once per step. A block is
-//! *lost* when its first part goes in any rank and *back* when its last is there again, which a count
-//! for each block says ([`Shared::missing`]). All ranks that schedule must see the same news at the
-//! same step, so the first to ask for a step's news publishes where the log ends for it (its *cut*).
+//! Every rank appends what it loses and gets back; the scheduler reads, once per step. A block is *lost* when its first
+//! part is lost in any rank, and *back* when its last part has memory again; a count for each block decides that
+//! ([`Shared::missing`]). All ranks that schedule must read the same losses at the same step. So the first rank that
+//! asks at a step publishes where the log ends for that step (its *cut*).
 //!
 //! ```text
 //! lost, appended before the mapping changes
-//!        |      read at a step          told by the engine         restored in every rank
+//!        |      read at a step          reported by the engine     restored in every rank
 //!   lost ------------------> reported -----------------> withheld ----------------------> back
 //! ```
 //!
-//! Every scheduler counts its steps from 0. So the readers of a rank are numbered, and cuts are kept by the reader's number,
-//! its *generation*, and the step: the nth readers of all ranks see the same news, and no reader sees the cuts of an
-//! earlier one. A generation begins with what the one before has not acknowledged; blocks that have been missing for
-//! longer are appended as lost again.
+//! Every scheduler counts its steps from 0. So the readers of a rank are numbered, and cuts are kept by the reader's
+//! number (its *generation*) and the step: the nth readers of all ranks read the same cuts, and no reader sees the cuts
+//! of an earlier one. A generation begins with what the one before has not acknowledged. Blocks that have been missing
+//! for longer are appended as lost again.
 //!
-//! Invariants: an entry is readable before the agent is told that the memory is gone; nothing is
-//! overwritten that the engine has not withheld; a block comes back only after that. No process that
-//! dies in the middle keeps another from going on: an entry is one store, and whoever comes next
-//! moves the head over it. Room is *promised* before anything is counted, so that ranks that lose
-//! blocks at once cannot both be told that the last slot is theirs; of a process that dies in between
-//! the promise stays, and makes the log shorter by what one call can need.
+//! Invariants:
 //!
-//! Who misses a part of a block is known too ([`Member`]), so that what a process missed ends with it.
+//! * An entry is readable before the agent learns that the memory is gone.
+//! * Nothing is overwritten before the engine has withheld it, and a block comes back only after that.
+//! * No process that dies in the middle stops another: an entry is one store, and the next process moves the head over
+//!   it.
+//! * Room is *promised* before anything is counted, so that two ranks that lose blocks at once cannot both get the last
+//!   slot. If a process dies in between, its promise stays, and the log is shorter by what one call can need.
+//!
+//! The log also knows which process misses a part of a block ([`Member`]), so that what a process missed ends with it.
 //!
 //! The memory is generic over its words and sizes, so that the same code runs under loom.
 

@@ -1,4 +1,4 @@
-//! What an offline process does when its agent is gone: the soft landing.
+//! What an offline process does when its agent is gone: the fail-open release (`landing` in the code).
 //!
 //! ```text
 //!            gone                    deadline               hold is over
@@ -8,21 +8,20 @@
 //!    +---- an agent is back (gate word obeyed again) ------------------------+
 //! ```
 //!
-//! The channels are enabled at every check until all of them were ([`Landing::enabled`]); only then
-//! the process says released. The hold counts from the first try: a process whose channels cannot be
-//! enabled by it is held no longer than another.
+//! At every check the process enables its channels until all of them were enabled ([`Landing::enabled`]). Only then it
+//! reports the release. The hold counts from the first try, so a process that cannot enable its channels is held no
+//! longer than another.
 //!
-//! Gone: the stream is closed, or the heartbeat has not changed for [`STALE_NS`]. The deadline is
-//! [`PATIENCE_NS`] after the last heartbeat, or [`HANDOVER_NS`] after an agent wrote that it hands
-//! over. A heartbeat that goes on moves the deadline along: then an agent lives and holds the
-//! channels, and only the stream is lost.
+//! The agent is gone if the stream is closed, or if the heartbeat has not changed for [`STALE_NS`]. The deadline is
+//! [`PATIENCE_NS`] after the last heartbeat, or [`HANDOVER_NS`] after an agent wrote that it hands over. Each new
+//! heartbeat moves the deadline: then an agent lives and holds the channels, and only the stream is lost.
 //!
-//! All times are of the clock of the process. What the agent writes is a time of the agent's clock, which is
-//! another one in a time namespace, in a restored container, or beside a library that fakes clocks. So the
-//! process never compares it with a clock: it looks whether the word changed ([`Pulse`]).
+//! All times are on the clock of the process. The agent writes times of its own clock, which differs in a time
+//! namespace, in a restored container, or beside a library that fakes clocks. So the process never compares such a time
+//! with a clock; it only looks whether the word has changed ([`Pulse`]).
 //!
-//! Invariant: no channel of this process stays disabled longer than the deadline without a live
-//! agent, and no launch passes between the loss and the end of the hold.
+//! Invariant: without a live agent no channel of this process stays disabled beyond the deadline, and no launch passes
+//! between the loss of the agent and the end of the hold.
 
 /// An agent whose heartbeat has not changed for longer than this is gone.
 pub const STALE_NS: u64 = 500_000_000;

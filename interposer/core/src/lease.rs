@@ -1,14 +1,14 @@
-//! Whether a trainer may begin a unit, and what it says of its lease.
+//! Whether a trainer may begin a unit, and what it reports of its lease.
 //!
 //! ```text
 //!   gate        lease        a unit
 //!   any         given        begins while units and time are left, unless the process said that the lease is over
-//!   any         withdrawn    waits, also where there is none yet (number 0)
+//!   any         withdrawn    waits, also if there is none yet (number 0)
 //!   open        none         begins: the job has the GPU, and needs no lease
 //!   closed      none         waits
 //! ```
 //!
-//! A lease opens the gate as well. So that no trainer takes that for an open gate without a lease, the agent writes a
+//! A lease opens the gate as well. A trainer must not take that for an open gate without a lease. So the agent writes a
 //! lease before it opens the gate, and closes the gate before it takes the lease away. [`Seen::read`] relies on that.
 
 use crate::word::Word;

@@ -1,15 +1,14 @@
-//! A KV cache as stripes: what is reclaimed and restored together.
+//! A KV cache as stripes: the units that are reclaimed and restored.
 //!
-//! An engine's *block* has a part in every layer, at `base + index * stride` of that layer's *region*.
-//! Memory stands behind the regions as *handles*, pieces of equal size. A block that misses one part
-//! is useless in all, so handles go by *stripe*: all that hold the same blocks. Where a handle holds
-//! one block of every layer a stripe is one handle; where it holds many blocks of one layer, a stripe
-//! has a handle for each layer.
+//! An engine's *block* has a part in every layer, at `base + index * stride` of that layer's *region*. Behind the
+//! regions is memory in *handles*, pieces of equal size. A block that misses one part is useless in all layers, so
+//! handles are grouped into *stripes*: all handles that hold the same blocks. If a handle holds one block of every
+//! layer, a stripe is one handle. If it holds many blocks of one layer, a stripe has a handle for each layer.
 //!
-//! A stripe's blocks are every block that touches one of its handles, so two neighbours share the
-//! block that lies across their border. A handle is *fixed*, in no stripe and never reclaimed, if it
-//! holds no block, a protected one (an engine's block 0 is a dummy that padding reads), or blocks
-//! that are not one range (the end of one layer and the beginning of the next).
+//! The blocks of a stripe are all blocks that touch one of its handles, so two neighbours share the block that lies
+//! across their border. A handle is *fixed* (in no stripe and never reclaimed) in three cases: it holds no block, it
+//! holds a protected block (an engine's block 0 is a dummy that padding reads), or its blocks are not one range (the
+//! end of one layer and the beginning of the next).
 
 /// One layer's part of the blocks `[first_block, first_block + blocks)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

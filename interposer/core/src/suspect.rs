@@ -1,8 +1,7 @@
 //! Why a device counts as busy although nothing is launched.
 //!
-//! A device that is busy for `busy_suspect` without a launch, or whose launches never pause long
-//! enough for an idle edge, holds offline back for as long as it lasts. The operator is told which
-//! it is; configuration decides what follows.
+//! A device stops offline if it is busy for `busy_suspect` without a launch, or if its launches never pause long enough
+//! for an idle edge. The operator learns which of these it is; the configuration decides what follows.
 
 /// The reason, with the numbers of the protocol's `BusyReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

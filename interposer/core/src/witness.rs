@@ -1,16 +1,17 @@
 //! An event behind what a thread launched into its own default stream.
 //!
-//! Nobody but a thread can ask its own stream. One that ended, or waits for its next work, asks it never, and its device
-//! would count as busy for ever. So the thread records an event behind each launch into that stream, which anybody can ask.
+//! Only the thread itself can query its own default stream. A thread that has ended, or that waits for its next work,
+//! never does, and its device would count as busy for ever. So the thread records an event behind each launch into that
+//! stream, and any thread can query the event.
 //!
 //! ```text
-//! the thread                              whoever asks
+//! the thread                              another thread
 //!   counts the launch, launches             reads how many it launched
 //!   records the event                       is the event behind as many? no: in doubt
 //!   says how many it is behind              asks it: done? as many are seen done
 //! ```
 //!
-//! An event that is recorded again meanwhile is behind more, and then it is done later.
+//! If the event is recorded again meanwhile, it is behind more launches, and is done later.
 
 use crate::word::Word;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

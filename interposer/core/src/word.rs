@@ -1,8 +1,8 @@
-//! The words the protocol is made of, and its two fences.
+//! The words of the protocol, and its two fences.
 //!
-//! The library has `AtomicU64` in shared memory and `membarrier`; loom has its own atomics and a
-//! sequentially consistent fence on both sides; the store-buffer explorer has cells that it
-//! schedules and drains itself. One implementation of the protocol serves all three.
+//! The library has `AtomicU64` in shared memory, and `membarrier`. Loom has its own atomics, and a sequentially
+//! consistent fence on both sides. The store-buffer explorer has cells that it schedules and drains itself. One
+//! implementation of the protocol serves all three.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 pub use tidegate_abi::word::Word;

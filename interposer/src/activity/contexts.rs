@@ -1,8 +1,8 @@
-//! Contexts and streams that live, and on which device: what the prober may ask.
+//! Contexts and streams that exist, and their devices: what the prober may query.
 //!
-//! A call that ends a context or a stream takes it from the registry first, and keeps clear of the prober's questions
-//! ([`crate::state::activity::registry`]): the prober never uses a dead handle. A launch never takes the registry's lock: it reads
-//! [`crate::state::activity::streams`], or asks for the thread's current context.
+//! A call that destroys a context or a stream first removes it from the registry, and waits for the prober's queries
+//! ([`crate::state::activity::registry`]), so the prober never uses a dead handle. A launch never takes the registry's
+//! lock: it reads [`crate::state::activity::streams`], or asks for the thread's current context.
 
 use crate::activity::gone;
 use crate::process::{Process, Start, guarded, known, process};

@@ -1,4 +1,4 @@
-//! Offline launches wait here. Nobody else does.
+//! Offline launches wait here. Nothing else does.
 
 use crate::clock;
 use crate::env;

@@ -1,4 +1,4 @@
-//! The end of allocations, and of the caches that were on them.
+//! The end of allocations, and of the caches that used them.
 
 use crate::outbox::say;
 use crate::process::Process;

@@ -1,15 +1,14 @@
 //! Calls that may hold the driver's locks while they wait for the GPU.
 //!
-//! A reclaim changes mappings while every channel is disabled. A thread that is inside one of these
-//! calls may hold a lock that changing them needs, and will hold it until a channel runs again. So
-//! each leaves a mark while it is inside, and waits before it goes in while the gate word says that
-//! a reclaim is under way. Which calls they are, the table says: rows of class `Hold`, copies to the
-//! host, what ends contexts and streams, and the synchronisation of a whole context. A launch into a
-//! full queue and a copy that starts on the host are the others: the count of launches entered and
-//! returned is their mark.
+//! A reclaim changes mappings while every channel is disabled. A thread inside one of these calls may hold a lock that
+//! the change needs, and then holds it until a channel runs again. So each such call leaves a mark while it is inside.
+//! Before it begins, it waits while the gate word says that a reclaim is under way. The table lists these calls: rows
+//! of class `Hold`, copies to the host, calls that destroy contexts and streams, and the synchronisation of a whole
+//! context. Two others are marked by the count of launches entered and returned: a launch into a full queue, and a copy
+//! that starts on the host.
 //!
-//! How the two keep out of each other's way, also when the agent that ordered the reclaim dies, is in
-//! [`tidegate_core::hold`].
+//! [`tidegate_core::hold`] describes how the two sides avoid each other, also if the agent that ordered the reclaim
+//! dies.
 
 use crate::activity::gate;
 use crate::process::{self, Process};

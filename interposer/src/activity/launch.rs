@@ -1,10 +1,9 @@
-//! The slow path of a launch: whatever the hot path could not be sure of.
+//! The slow path of a launch: everything of which the hot path cannot be sure.
 //!
-//! The first launch of a thread, another stream or device than last time, an idle device, a closed
-//! gate, a capture somewhere in the process, counts that must be atomic. It finds the device and the
-//! thread's slot, waits on the gate if the process is offline, notes the stream before the count
-//! (the prober that sees the count must see the stream), rings the busy edge, and leaves the slot
-//! where the hot path finds it.
+//! These are the first launch of a thread, another stream or device than last time, an idle device, a closed gate, a
+//! capture somewhere in the process, and counts that must be atomic. The slow path finds the device and the thread's
+//! slot, and waits at the gate if the process is offline. It notes the stream before the count, because a prober that
+//! sees the count must see the stream. Then it rings the busy edge, and leaves the slot where the hot path finds it.
 
 use super::{contexts, gate, sync, witness};
 use crate::activity::hold;

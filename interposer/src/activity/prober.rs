@@ -1,10 +1,9 @@
-//! The prober: finds out when a device has become idle. In an offline process the same thread
-//! acknowledges the gate words instead.
+//! The prober: finds out when a device has become idle. In an offline process the same thread acknowledges the gate
+//! words instead.
 //!
-//! It sleeps while every device is idle (on the doorbell, which a busy edge rings) and looks every
-//! `probe_interval` while one is busy. What makes an idle edge valid is in
-//! [`tidegate_core::activity`]; here are the questions to the streams, the figures that go with the
-//! edge, and the slots of threads that are gone.
+//! It sleeps while every device is idle (on the doorbell, which a busy edge rings), and looks every `probe_interval`
+//! while one is busy. [`tidegate_core::activity`] says what makes an idle edge valid. This file has the queries of the
+//! streams, the figures that go with the edge, and the slots of threads that have ended.
 
 use super::unseen;
 use crate::clock;

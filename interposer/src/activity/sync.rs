@@ -1,9 +1,8 @@
-//! Calls that prove work done: when the last one returned, and what it says of the thread's own stream.
+//! Calls that prove work done: when the last one returned, and what it says about the thread's own stream.
 //!
-//! The time is what the idle edge carries, so that the cooldown is counted from the moment the work
-//! was known to be done and not from the probe that found out. The thread's own default stream can
-//! be asked by nobody but its thread, which does so here; of one that makes no such call an event says it
-//! ([`tidegate_core::witness`]).
+//! The idle edge carries that time, so that the cooldown counts from the moment at which the work was known to be done,
+//! not from the probe that found out. Only the thread itself can query its own default stream, and it does so here. If
+//! a thread makes no such call, an event shows it ([`tidegate_core::witness`]).
 
 use super::prober;
 use crate::activity::hold;

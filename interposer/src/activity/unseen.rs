@@ -1,7 +1,7 @@
-//! A process whose launches no hook sees, because something leads it to the driver past them.
+//! A process whose launches no hook sees, because something leads it to the driver past the hooks.
 //!
-//! Nobody can tell when its devices are idle. An online process therefore counts as busy for as long as it has a channel. An
-//! offline one is stopped by its channels, as every other.
+//! Nobody can know when its devices are idle. An online process therefore counts as busy for as long as it has a
+//! channel. An offline one is stopped by its channels, like any other.
 
 use crate::clock;
 use crate::process::{self, Process};

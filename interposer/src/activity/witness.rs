@@ -1,5 +1,5 @@
-//! Records what [`tidegate_core::witness`] asks. The event stays with the slot, whoever has that next, and goes with its
-//! context.
+//! Records the events of [`tidegate_core::witness`]. An event stays with its slot, whichever thread has the slot next,
+//! and is destroyed with its context.
 
 use super::contexts;
 use crate::process::process;

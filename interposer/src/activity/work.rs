@@ -1,10 +1,11 @@
-//! Whether an offline process has work: looked at while the agent asks, which it does while several jobs share a GPU.
+//! Whether an offline process has work. The library checks this while the agent asks, and the agent asks while several
+//! jobs share a GPU.
 //!
-//! As the prober of an online process does, but by a thread of its own: a question to the driver may wait behind a lock
-//! that the application holds while its channels are disabled, and the prober has gate words to acknowledge meanwhile.
-//! What was launched and did not end is work, whether it may run or not.
+//! It works like the prober of an online process, but in a thread of its own: a query of the driver may wait behind a
+//! lock that the application holds while its channels are disabled, and the prober must acknowledge gate words
+//! meanwhile. Work that was launched and has not ended counts, whether it may run or not.
 //!
-//! Launches ring for nothing here: this thread finds the busy edge with its next look.
+//! Launches do not ring for this: the thread finds the busy edge at its next look.
 
 use super::gate;
 use super::prober::{Watch, relax, round};

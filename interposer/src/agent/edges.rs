@@ -1,8 +1,9 @@
 //! The edges of a process without a page.
 //!
-//! Only the newest edge of a device matters, so there is one place for each device and no queue: the prober writes the
-//! newest edge there, and the reporter says it once the agent has heard the last one of that device. However fast
-//! devices come and go, one edge of each is on its way at most, and an agent that reads slowly is behind by those.
+//! Only the newest edge of a device matters, so there is one place for each device and no queue. The prober writes the
+//! newest edge there, and the reporter sends it once the agent has confirmed the last edge of that device. However fast
+//! devices become busy and idle, at most one edge of each is under way, and a slow agent is behind by no more than
+//! that.
 
 use super::messages::edge;
 use super::upstream::Upstream;

@@ -1,4 +1,4 @@
-//! The sixteen bytes before HTTP/2: the page comes, the control file goes.
+//! The sixteen bytes before HTTP/2: the process receives the page and sends its control file.
 
 use super::pages;
 use crate::process::Process;

@@ -1,4 +1,4 @@
-//! What the agent is told, as messages of the protocol.
+//! Builds the messages to the agent.
 
 use crate::real::row::Row;
 use crate::state::activity::slots;

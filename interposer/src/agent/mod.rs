@@ -1,10 +1,11 @@
-//! What the library says to its agent.
+//! Communication with the agent.
 //!
-//! * [`report`]: the reporter, the one thread that speaks with the agent.
-//! * [`watch`]: whether the agent lives, and what an offline process does if not; [`news`]: what the agent was told.
-//! * [`greet`]: the sixteen bytes before that; [`connect`]: the connection, and why it ends.
-//! * [`pages`]: where pages of agents are mapped; [`edges`]: how edges are said without one.
-//! * [`messages`]: what waits for the agent, as messages of the protocol; [`upstream`]: their stream.
+//! * [`report`]: the reporter, the one thread that talks to the agent.
+//! * [`watch`]: whether the agent lives, and what an offline process does if not; [`news`]: what the agent knows
+//!   already.
+//! * [`greet`]: the sixteen bytes before HTTP/2; [`connect`]: the connection, and why it ends.
+//! * [`pages`]: where pages of agents are mapped; [`edges`]: how edges are reported without a page.
+//! * [`messages`]: builds messages from what waits for the agent; [`upstream`]: their stream.
 //! * [`signals`]: how the reporter is woken.
 
 mod connect;

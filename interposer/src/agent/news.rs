@@ -1,4 +1,4 @@
-//! What the agent knows of this process in this session, and what is new to it.
+//! What the agent already knows of this process in this session, and what is new.
 
 use super::messages::{event, hook_rows, record};
 use super::upstream::Upstream;

@@ -1,14 +1,14 @@
 //! Where the pages of agents are mapped.
 //!
-//! Each session brings a page. A program whose sessions end soon would have a mapping more with each of them, until
-//! the kernel gives it no more. So the page of a new session takes the place of one that is not used any more, and
-//! there are never more places than pages in use.
+//! Each session brings a page. If each had a mapping of its own, a program with many short sessions would collect
+//! mappings until the kernel refuses more. So the page of a new session takes the place of one that is no longer in
+//! use, and there are never more places than pages in use.
 //!
-//! In use are the page that launches look at, the one whose agent is watched, and those that a thread has in its hand
-//! ([`crate::process::Process::hold_page`]). A launch holds none, since that would cost it two stores. It may have read
-//! where the page is and use it after another came there. That does no harm: it counts itself, marks its device busy,
-//! and obeys the gate, all of which is as true of the new page, and whoever waits on a word looks again in 50 ms. The
-//! kernel replaces a mapping at once, so no thread finds nothing there.
+//! In use are the page that launches read, the page whose agent is watched, and pages that a thread holds
+//! ([`crate::process::Process::hold_page`]). A launch holds none, because that would cost it two stores. So it may use
+//! a place after another page came there. That does no harm: the launch counts itself, marks its device busy and obeys
+//! the gate, all of which is as true for the new page, and a thread that waits on a word looks again after 50 ms. The
+//! kernel replaces a mapping at once, so a thread always finds a page there.
 
 use crate::sys;
 use core::sync::atomic::Ordering::Acquire;

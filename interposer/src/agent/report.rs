@@ -1,14 +1,13 @@
-//! The reporter: the one thread that speaks with the agent.
+//! The reporter: the one thread that talks to the agent.
 //!
-//! It runs in an empty descriptor table of its own ([`crate::threads`]), not in the application's. The
-//! application sees, inherits and closes none of our descriptors, and we cannot write into a
-//! file of the application's that took a number of ours. No other thread may touch a
-//! descriptor of this one, which is why it is woken by a signal it reads from a `signalfd`
-//! ([`super::signals`], [`crate::sys::Bell`]) and the agent by a futex in the page.
+//! It runs in an empty descriptor table of its own ([`crate::threads`]), not in the application's. So the application
+//! neither sees, inherits nor closes our descriptors, and we cannot write into a file of the application that reused a
+//! number of ours. No other thread may touch a descriptor of this one. It is therefore woken by a signal that it reads
+//! from a `signalfd` ([`super::signals`], [`crate::sys::Bell`]), and the agent is woken by a futex in the page.
 //!
-//! A lost stream is tried again after 10 ms, doubling to 100 ms until a session has lasted. What an offline process does in
-//! between is [`tidegate_core::landing`]; this thread checks and acts, on a tick while there is
-//! an agent to check.
+//! A lost stream is tried again after 10 ms; the delay doubles up to 100 ms until a session has lasted. Meanwhile
+//! [`tidegate_core::landing`] decides what an offline process does. This thread checks and acts, on a timer while there
+//! is an agent to check.
 
 use super::connect::{Chain, Lost, channel};
 use super::edges::Edges;

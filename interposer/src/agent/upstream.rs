@@ -1,4 +1,4 @@
-//! What goes to the agent in one session.
+//! The messages to the agent in one session.
 
 use crate::memory::talk::Unheard;
 use core::cell::Cell;

@@ -1,7 +1,6 @@
-//! What an offline process makes of its agent: whether it lives, and what to do where it does not.
+//! Whether the agent of an offline process lives, and what the process does if not.
 //!
-//! What is to be done is decided in [`tidegate_core::landing`]. An online process keeps the same state, but nothing
-//! checks it there.
+//! [`tidegate_core::landing`] decides that. An online process keeps the same state, but nothing checks it there.
 
 use crate::log;
 use crate::process::{Process, ring};

@@ -1,11 +1,10 @@
-//! What the table is made into: the exported detour of each row, by class.
+//! What the macro makes of the table: the exported detour of each row, by class.
 //!
-//! The detour of a launch has two bodies. The hot one ([`crate::state::activity::slots::enter`]) is all there is
-//! while the device is busy; every doubt is a tail call, with the same arguments, to the slow one
-//! ([`crate::activity::launch`]).
+//! The detour of a launch has two bodies. The hot one ([`crate::state::activity::slots::enter`]) runs while the device
+//! is busy. In any doubt it makes a tail call, with the same arguments, to the slow one ([`crate::activity::launch`]).
 //!
-//! The rooms know neither the table nor the library's threads: a detour gives them its row, and, where a
-//! call may show the process' first context, the function `start` of the table's file.
+//! The other folders know neither the table nor the library's threads. A detour passes them its row and, if a call may
+//! show the process' first context, the function `start` of the table's file.
 
 /// The first CUDA version with functions for programs whose stream 0 is each thread's own.
 pub const TWINS_SINCE: i32 = 7000;

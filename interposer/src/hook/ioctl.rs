@@ -1,12 +1,12 @@
 //! The process' ioctls on the driver's files: which channels it owns, and when a new one may run.
 //!
-//! The driver's library calls `ioctl` of libc. Every call goes on unchanged to the next `ioctl`;
-//! one on `/dev/nvidia*` is read after it succeeded, because handles are outputs, and a free is
-//! taken out of the graph before it is forwarded, because from then on the pair may be dead. Which
-//! file a descriptor is, `fstat` says at each call: no table to keep right across dup, fork and
-//! descriptors received from elsewhere.
+//! The driver's library calls `ioctl` of libc. Every call is passed unchanged to the next `ioctl`. A call on
+//! `/dev/nvidia*` is read after it succeeded, because handles are outputs. A free is applied to the graph before it is
+//! forwarded, because from then on the pair may be dead. `fstat` says at each call which file a descriptor is, so there
+//! is no table to keep right across dup, fork and descriptors that come from elsewhere.
 //!
-//! A channel that no hooked call led to starts the library's threads: what no hook sees can be stopped all the same.
+//! If a channel appears that no hooked call led to, the library's threads are started: work that no hook sees can still
+//! be stopped.
 
 use crate::hook::table;
 use crate::process::{self, Process, process};

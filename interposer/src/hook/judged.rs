@@ -1,9 +1,10 @@
-//! An outside judge of the table: the compiler compares the signature of each row with cudarc's function of that name.
+//! An independent check of the table: the compiler compares the signature of each row with cudarc's function of that
+//! name.
 //!
-//! Compared are the number of arguments, and of each its size, whether it is a pointer, and the size of what it points to
-//! where both sides say. cudarc has what one version of cuda.h declares, and so no function that this version has no
-//! more, or not yet: such rows are listed by their names, and one that is listed although cudarc has it does not compile.
-//! A twin has the signature of its row. Nothing of cudarc is in the library.
+//! It compares the number of arguments, and for each argument its size, whether it is a pointer, and the size of what
+//! it points to if both sides say that. cudarc has the functions that one version of cuda.h declares, so it lacks those
+//! that this version does not have any more, or not yet. Such rows are listed by name; a listed row that cudarc does
+//! have does not compile. A twin has the signature of its row. Nothing of cudarc is in the library.
 
 use core::ffi::c_void;
 use cudarc::driver::sys;

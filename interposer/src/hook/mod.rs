@@ -1,9 +1,9 @@
-//! How the library comes between an application and the driver.
+//! How the library gets between an application and the driver.
 //!
-//! * [`table`]: every function it hooks, one row each; [`detour`]: what the table is made into.
-//! * [`names`], [`proc_address`]: how the application's own questions for a function are answered.
-//! * [`ioctl`]: the process' calls on the driver's files, watched.
-//! * `judged`: a test that compares the table's signatures with another's.
+//! * [`table`]: every hooked function, one row each; [`detour`]: what the macro makes of the table.
+//! * [`names`], [`proc_address`]: what the application gets when it looks a function up.
+//! * [`ioctl`]: the process' calls on the driver's files.
+//! * `judged`: a test that compares the table's signatures with cudarc's.
 
 pub mod detour;
 pub mod ioctl;

@@ -1,20 +1,19 @@
 //! How the application finds a function by name: `dlsym`, `dlvsym`, `dlopen` and `dlmopen`.
 //!
-//! All are tail calls. glibc looks at its caller's address (for `RTLD_NEXT`, for
-//! the caller's own search path), so an extra frame of ours would change what the caller gets; a
-//! wrapper of another library once found itself that way and never returned. Our filter therefore
-//! runs before, allocates nothing and locks nothing (but to note that there is another driver), and everything it does not claim jumps on with
-//! the caller's frame. We answer a name of ours only where the driver has it: no function is ever
-//! invented.
+//! All of these are tail calls. glibc looks at its caller's address (for `RTLD_NEXT`, and for the caller's own search
+//! path), so a frame of ours would change the result; a wrapper of another library once found itself that way and never
+//! returned. Our filter therefore runs before the call, allocates nothing, and locks nothing except to note a second
+//! driver. What it does not claim jumps on with the caller's frame. We answer a name of ours only if the driver has it:
+//! no function is ever invented.
 //!
-//! What it does not claim jumps on to a neighbour behind this library that exports a `dlsym` of its own, if there is one, and
-//! else to the C library. A function of ours leads on to what the neighbour has for the name: each of the two sees a launch
-//! once. The C library itself answers three calls that would come back for ever: those of the neighbour, those for
-//! `RTLD_NEXT`, and those for a name of ours by which the neighbour would find our function.
+//! What the filter does not claim jumps to a *neighbour* (a library behind this one that exports a `dlsym` of its own),
+//! if there is one, and otherwise to the C library. A function of ours leads on to what the neighbour has for the name,
+//! so each of the two sees a launch once. The C library itself answers three kinds of calls that would otherwise return
+//! here for ever: calls of the neighbour, calls for `RTLD_NEXT`, and calls for a name of ours by which the neighbour
+//! would find our function.
 //!
-//! A neighbour *before* this library that exports a `dlsym` of its own has the application's calls, and asks for the `dlsym`
-//! behind itself by `dlvsym`, for its own name would lead it back to itself. It is given ours, so that what it does not
-//! answer itself comes here.
+//! A neighbour *before* this library gets the application's calls. It asks for the `dlsym` behind itself by `dlvsym`,
+//! because its own name would lead it back to itself. It gets ours, so what it does not answer itself comes here.
 
 use super::proc_address;
 use super::table::ROWS;

@@ -1,9 +1,8 @@
 //! How the application finds a function by `cuGetProcAddress`.
 //!
-//! The driver is asked first, with the caller's own version and flags. What it returned
-//! decides which ABI the caller gets, so the hook is found by that *pointer*; only where the driver
-//! returns one that it does not export is it found by (name, version, stream flag). A function of
-//! ours in an ABI no row knows is left alone and counted.
+//! The driver is asked first, with the caller's own version and flags. Its answer decides which ABI the caller gets, so
+//! the hook is found by that *pointer*. Only if the driver returns a function that it does not export, the hook is
+//! found by (name, version, stream flag). A function of ours in an ABI that no row has is left alone and counted.
 
 use crate::real::row::Row;
 use crate::state::unhooked::count;

@@ -1,9 +1,9 @@
-//! Every driver function the library hooks, one row each: what it means, the first CUDA version with
-//! this signature, the signature. A name's older ABIs from before CUDA 3.2 have 32-bit addresses
-//! and are not hooked; a program that resolves one is counted.
+//! Every driver function that the library hooks, one row each: its class, the first CUDA version with this signature,
+//! and the signature. The older ABIs of a name, from before CUDA 3.2, have 32-bit addresses and are not hooked; a
+//! program that looks one up is counted.
 //!
-//! `+ ptsz` and `+ ptds`: the function has a twin of this ending, with the same signature, for programs
-//! whose stream 0 is each thread's own. It is a row of its own, behind that of the function.
+//! `+ ptsz` and `+ ptds`: the function has a twin with this suffix and the same signature, for programs whose stream 0
+//! is each thread's own. The twin is a row of its own, behind that of the function.
 
 use super::proc_address;
 use crate::activity::launch::stream_of;

@@ -1,8 +1,9 @@
-//! An elastic cache that no agent gives memory: the library maps what the engine asks for.
+//! An elastic cache to which no agent gives memory: the library maps what the engine asks for.
 //!
-//! The agent decides who of a GPU's processes gets memory. Where there is no agent, or where its rules do not make
-//! this process online, nobody decides, and the engine would wait for ever. An agent that is stopped is waited for no
-//! longer than [`crate::state::memory::heard::PATIENCE_NS`]. What is mapped so is described to the agent (`KvRegistered.backed`).
+//! The agent decides which process of a GPU gets memory. If there is no agent, or if its rules do not make this process
+//! online, nobody decides, and the engine would wait for ever. The library waits for a stopped agent no longer than
+//! [`crate::state::memory::heard::PATIENCE_NS`]. It describes the memory that it maps to the agent
+//! (`KvRegistered.backed`).
 
 use super::service::serve;
 use crate::process::Process;

@@ -1,4 +1,4 @@
-//! How a function of the C interface answers.
+//! The return values of the C interface.
 
 use crate::process::{Process, guarded, process};
 use crate::sys;

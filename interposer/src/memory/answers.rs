@@ -1,10 +1,10 @@
-//! How allocations answer the application: as if none of this were there.
+//! How allocations behave for the application: as if this library were not there.
 //!
-//! An allocation made in a KV scope is many handles, and the driver would say so; here it is one
-//! again: one base and size, freed by its base only and after its context is done, gone with its
-//! context, open to whoever may reach that context. What cannot be reclaimed from others
-//! (inter-process handles, registrations) makes it untouchable, with one event. All other
-//! allocations are the driver's own, and counted.
+//! An allocation in a KV scope consists of many handles, and the driver would show that. Here it is one allocation
+//! again: one base and size, freed only by its base and after its context is done, gone with its context, and
+//! accessible to whoever may reach that context. If another party may hold the memory (inter-process handles,
+//! registrations), nothing is taken from the allocation any more, and one event says so. All other allocations are the
+//! driver's own, and are counted.
 
 use super::grant::{self, Wants};
 use super::scope::scope;

@@ -1,8 +1,8 @@
-//! A trainer's arena over a registered cache: tensors of any size at addresses in a row (`tidegate_core::arena`).
+//! A trainer's arena over a registered cache: tensors of any size at consecutive addresses (`tidegate_core::arena`).
 //!
-//! What a tensor needs of blocks is mapped a second time, and [`crate::state::memory::backed`] takes and gives back a block at all of
-//! its addresses at once. A tensor of one block and less is bookkeeping: no call of the driver, and no lock that
-//! is held over one.
+//! The blocks of a tensor are mapped a second time, and [`crate::state::memory::backed`] takes and gives back a block
+//! at all of its addresses at once. A tensor of at most one block is only recorded: no driver call, and no lock that is
+//! held during one.
 
 use super::answered::answered;
 use crate::activity::hold;

@@ -1,4 +1,4 @@
-//! Arrays: their size follows from what describes them; the driver rounds it up.
+//! Arrays: their size follows from their description, and the driver rounds it up.
 
 use super::answers::counted;
 use super::grant::{self, Wants};

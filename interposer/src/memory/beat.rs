@@ -1,4 +1,4 @@
-//! What an online engine says of its iterations: `tg_beat`.
+//! What an online engine reports of its iterations: `tg_beat`.
 
 use super::answered::answered;
 use crate::clock;

@@ -1,7 +1,7 @@
 //! One gate before every allocation of device memory, whichever function makes it.
 //!
-//! An offline process that has a share gets no more by it; where the driver has no memory, the agent is asked, and the
-//! thread waits. An online allocation is asked for again while the driver refuses what was granted.
+//! An offline process gets no more than its share. If the driver has no memory, the library asks the agent, and the
+//! thread waits. An online allocation is requested again while the driver refuses what the agent granted.
 
 use super::talk;
 use crate::activity::contexts;

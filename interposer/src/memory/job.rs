@@ -1,19 +1,20 @@
-//! The memory that the processes of a job share: where it is, and who is in it.
+//! The memory that the processes of a job share: where it is, and who uses it.
 //!
-//! A file in `/dev/shm` named after user and job. Its processes hold a lock on it as long as they
-//! live, whatever becomes of them; who finds it held by nobody begins it anew, so that an engine that
-//! starts again after a crash never reads the old one's losses. The file stays open in a thread that
-//! has a descriptor table of its own, because an application may close every descriptor it has.
+//! It is a file in `/dev/shm` named after user and job. Its processes hold a lock on it as long as they live. A process
+//! that finds it locked by nobody starts it anew, so an engine that starts again after a crash never reads the losses
+//! of the old one. The file stays open in a thread with a descriptor table of its own, because an application may close
+//! every descriptor that it has.
 //!
-//! Of each rank one process reads what was lost: two engines in one job would be told of each other's losses by steps
-//! that are not theirs, and too late. Who reads holds a lock too, and nothing is taken while nobody does. One that ends may take a while to be gone, and whoever
-//! starts it again does not always wait for that: so who comes next does, for [`PATIENCE`].
+//! One process of each rank reads what was lost: two engines in one job would learn of each other's losses by steps
+//! that are not theirs, and too late. The reader holds a lock too, and nothing is taken while nobody holds it. An
+//! engine that ends may take a while to be gone, and whoever restarts it does not always wait for that. So the next one
+//! waits, for [`PATIENCE`].
 //!
-//! What a process missed ends with it: the others look for that ([`super::tables`]).
+//! What a process missed ends with it: the others check for that ([`super::tables`]).
 //!
-//! Anybody may make files in `/dev/shm`, and who owns one can shorten it under its readers. So a file of another
-//! user's is not used. Names of jobs are many, and a process that dies takes nothing away: who comes removes what its
-//! user's other jobs left behind.
+//! Anybody may make files in `/dev/shm`, and the owner of a file can shorten it under its readers. So a file of another
+//! user is not used. There may be many names of jobs, and a process that dies removes nothing. So each process that
+//! attaches removes what other jobs of its user left behind.
 
 use super::tables::{FIRST_BYTE, Tables};
 use crate::state::memory::file::{fill, lock, stat};

@@ -1,7 +1,7 @@
-//! A trainer's leases: what it could run next, the wait before a unit, and what it says after one.
+//! A trainer's leases: what it could run next, the wait before a unit, and its report after one.
 //!
-//! What is decided is in [`tidegate_core::lease`]. The words are in the page, also of a process that has none of an
-//! agent's: the reporter then writes them into the one between agents, and says on the stream what stands there.
+//! [`tidegate_core::lease`] decides. The words are in the page, also in a process that has no page of an agent. The
+//! reporter then writes them into the page that is used between agents, and sends on the stream what they say.
 
 use super::answered::answered;
 use crate::activity::gate;

@@ -1,17 +1,18 @@
-//! KV memory, reclaimed and restored under a running engine, grown ahead of need. What is known of it is in
+//! KV memory that is reclaimed and restored under a running engine, and grown ahead of need. Its state is in
 //! [`crate::state::memory`]; the C functions that engines call are in [`crate::abi`].
 //!
-//! * [`arena`]: tensors over the blocks of an allocation, at second addresses where they need several.
+//! * [`arena`]: tensors over the blocks of an allocation, at second addresses if they need several blocks.
 //! * [`grant`]: the gate before every allocation; [`arrays`]: how large an array is.
-//! * [`answers`]: how an allocation answers the application, and what is only counted.
+//! * [`answers`]: how an allocation behaves for the application, and what is only counted.
 //! * [`usage`]: what the page shows of caches.
 //! * [`service`]: the thread that changes mappings.
-//! * [`talk`]: what the reporter carries between this and the agent.
+//! * [`talk`]: what the reporter passes between this folder and the agent.
 //! * [`answered`], [`scope`]: what the C functions share.
 //! * [`job`]: the memory that a job's processes share; [`tables`]: what each of them misses there.
-//! * [`whole`]: memory behind what no cache claims; [`alone`]: an elastic cache that no agent gives memory.
-//! * [`work`]: what a job says of its work; [`lease`]: of its units, and when they may run;
-//!   [`beat`]: of the iterations of an online engine.
+//! * [`whole`]: memory behind everything that no cache claims; [`alone`]: an elastic cache to which no agent gives
+//!   memory.
+//! * [`work`]: what a job reports of its work; [`lease`]: its units, and when they may run; [`beat`]: the iterations of
+//!   an online engine.
 
 pub mod alone;
 pub mod answered;

@@ -1,4 +1,4 @@
-//! KV scopes: an allocation that a thread makes inside one is a cache's.
+//! KV scopes: an allocation that a thread makes inside one belongs to a cache.
 
 use core::cell::Cell;
 

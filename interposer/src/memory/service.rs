@@ -1,9 +1,9 @@
-//! The thread that changes mappings, at the agent's word.
+//! The thread that changes mappings, on the agent's order.
 //!
-//! It shares the application's descriptors, because it calls the driver. It begins an order only while
-//! the gate word says that a reclaim is under way and no application thread is inside a call that may
-//! hold the driver's locks, and it waits for that no longer than the order's deadline. What it began
-//! it ends. The reporter answers for it where it is late ([`super::talk`]).
+//! It shares the application's descriptors, because it calls the driver. It begins an order only while the gate word
+//! says that a reclaim is under way and no thread of the application is inside a call that may hold the driver's locks.
+//! It waits for that until the order's deadline at most. It finishes every order that it begins. If it is late, the
+//! reporter answers for it ([`super::talk`]).
 
 use super::usage::write_usage;
 use crate::activity::gate;

@@ -1,10 +1,10 @@
 //! What each process of a job misses: a table for each, behind the log in the job's file.
 //!
-//! Of each table there is a byte that its process holds a lock on for as long as it lives. Who finds a table whose byte is
-//! free takes back what it says ([`Member::end`]), and holds the lock meanwhile.
+//! Each table has a byte on which its process holds a lock for as long as it lives. Whoever finds a table whose byte is
+//! free subtracts what the table says ([`Member::end`]), and holds the lock meanwhile.
 //!
-//! A thread without a descriptor table of its own has none here: the application could close the file, and its process
-//! would be taken for gone.
+//! A thread without a descriptor table of its own has no table here: the application could close the file, and its
+//! process would count as gone.
 
 use crate::log;
 use crate::state::memory::file::{fill, lock, size};

@@ -1,7 +1,7 @@
-//! What the reporter carries between the agent and the service thread.
+//! What the reporter passes between the agent and the service thread.
 //!
-//! It never waits for the state of memory, which the service thread may hold while the driver makes
-//! it wait: what it cannot have now it sends later. So it can answer in time that an order is late.
+//! It never waits for the memory state, which the service thread may hold while it waits for the driver. What it cannot
+//! read now, it sends later. So it can report in time that an order is late.
 
 use super::lease::Told;
 use super::service::{Done, answer, serve};

@@ -1,8 +1,8 @@
 //! Memory behind everything that an engine asked for.
 //!
-//! An allocation of an elastic scope begins with the quarantine page behind all of it. A registered cache says which
-//! blocks of it may be used. The engine uses an allocation that no cache claims like any other memory, so that one is
-//! backed wholly before the engine goes on.
+//! An allocation of an elastic scope begins with the quarantine page behind all of it. A registered cache says which of
+//! its blocks may be used. The engine uses an allocation that no cache claims like any other memory, so all of it gets
+//! memory before the engine continues.
 
 use super::talk;
 use crate::activity::hold;

@@ -1,4 +1,4 @@
-//! What a job says of its work: useful units, and what a training has done.
+//! What a job reports of its work: useful units, and the progress of a training.
 
 use super::answered::answered;
 use crate::process::Process;

@@ -1,8 +1,8 @@
-//! The real driver: its handle, its functions by name, and the few the library itself calls.
+//! The real driver: its handle, its functions by name, and the few that the library itself calls.
 //!
-//! Found through a handle on `libcuda.so.1` that the process has open already, never through
-//! `RTLD_NEXT`: a driver opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that.
-//! The library never loads a driver by itself.
+//! The library finds it through a handle on `libcuda.so.1` that the process has already opened, never through
+//! `RTLD_NEXT`: a driver that was opened with `RTLD_LOCAL`, the default of `dlopen`, is invisible to that. The library
+//! never loads a driver by itself.
 
 use super::loader;
 use crate::elf;

@@ -1,9 +1,9 @@
-//! The C library's own `dlsym` and `dlopen`, behind those that this library exports, and those of a *neighbour*: another
-//! preloaded library behind this one that exports a `dlsym` of its own.
+//! The C library's own `dlsym` and `dlopen`, behind those that this library exports, and those of a *neighbour*:
+//! another preloaded library behind this one that exports a `dlsym` of its own.
 //!
-//! This library looks up what it needs itself by the C library's functions, never by a neighbour's. What the application
-//! looks up goes on to the neighbour, which it would reach without this library. A neighbour before this library is given this
-//! library's functions where it asks for what is behind itself.
+//! This library looks up what it needs itself by the C library's functions, never by a neighbour's. What the
+//! application looks up goes on to the neighbour, which it would reach without this library. A neighbour before this
+//! library gets this library's functions when it asks for those behind itself.
 
 use crate::elf::{self, Span};
 use core::cell::Cell;

@@ -1,9 +1,8 @@
 //! A row of the table: one hooked function of the driver.
 //!
-//! A row says what the function means here, and from it come the exported detour, the slot for
-//! the real function, the answer to a look-up by name, and the line in `tidegate hooks`. The slot
-//! begins as a stub that finds the real function at the first call, so that the hot path calls
-//! through it without a test.
+//! A row says what the function means here. The macro makes four things of it: the exported detour, the slot for the
+//! real function, the answer to a look-up by name, and the line in `tidegate hooks`. The slot begins as a stub that
+//! finds the real function at the first call, so that the hot path calls through it without a test.
 
 use super::{driver, loader};
 use core::ffi::{CStr, c_void};

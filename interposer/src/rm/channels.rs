@@ -1,5 +1,5 @@
-//! Enabling and disabling this process' own channels on its own control files: level L3, and the
-//! soft landing. Each call is made by the client that owns what it is about.
+//! Enables and disables this process' own channels on its own control files, for level L3 and for a fail-open release.
+//! The client that owns a channel makes the call for it.
 
 use super::files::Table;
 use super::next::next;

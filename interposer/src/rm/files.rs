@@ -1,10 +1,9 @@
-//! The application's control files, taken from its descriptor table into the reporter's.
+//! The application's control files, copied from its descriptor table into the reporter's.
 //!
-//! RM accepts a call for a client only on the open file that the client was made on, and a process may
-//! open the control device many times: NVML and the driver's library each do. Which descriptor belongs
-//! to which client is seen at its ioctls ([`crate::state::objects::Rm::files`]); that a descriptor was closed, or
-//! its number given to another file, is not seen. So a descriptor is looked at when it is taken, and
-//! RM's answer decides.
+//! RM accepts a call for a client only on the open file on which the client was made. A process may open the control
+//! device many times: NVML and the driver's library each do. The process' ioctls show which descriptor belongs to which
+//! client ([`crate::state::objects::Rm::files`]). They do not show that a descriptor was closed, or that its number was
+//! given to another file. So a descriptor is checked when it is copied, and RM's answer decides.
 //!
 //! Nothing is kept open: the driver frees a client with the last copy of its file.
 

@@ -1,10 +1,10 @@
-//! Calls about the resource manager's objects: which channels the process owns is in [`crate::state::objects`].
+//! Calls about the resource manager's objects. [`crate::state::objects`] says which channels the process owns.
 //!
-//! * [`outbox`]: how a change is left for the agent.
-//! * [`request`]: a call of the process on the driver's files, taken apart; [`trace`]: the same, written out;
+//! * [`outbox`]: leaves a change for the agent.
+//! * [`request`]: a call of the process on the driver's files, decoded; [`trace`]: the same, written to a file;
 //!   [`next`]: the call itself.
 //! * [`files`]: the application's control files.
-//! * [`channels`]: its own channels, disabled and enabled at the agent's word.
+//! * [`channels`]: its own channels, disabled and enabled on the agent's order.
 //! * [`version`]: the driver's version.
 
 pub mod channels;

@@ -1,4 +1,4 @@
-//! What the agent is told of a change to the objects.
+//! What the agent learns about a change of the objects.
 
 use crate::process::Process;
 use crate::state::objects::{Rm, Up};

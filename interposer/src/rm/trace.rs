@@ -1,16 +1,16 @@
 //! `TIDEGATE_RM_TRACE=FILE`: every ioctl on the driver's files, one line of JSON each, after it returned.
 //!
-//! For finding out what a driver does: which objects a context consists of, in which order they are
-//! made, which calls a memory operation is. Bytes are written as they are, in hexadecimal, and read
-//! elsewhere with the layouts of `tidegate-abi`:
+//! The trace shows what a driver does: which objects a context consists of, in which order they are made, and which
+//! calls a memory operation makes. Bytes are written as they are, in hexadecimal, and read elsewhere with the layouts
+//! of `tidegate-abi`:
 //!
 //! ```text
 //! {"ns":1,"pid":2,"tid":3,"fd":4,"file":"ctl","request":"0xc030462b","result":0,
 //!  "escape":43,"argument":"...","parameters":"..."}
 //! ```
 //!
-//! The file is opened, appended to and closed for each line: no descriptor of ours stays in the
-//! application's table, and a process that is killed has written all that it did.
+//! The file is opened, appended to and closed for each line. So no descriptor of ours stays in the application's table,
+//! and a process that is killed has written everything that it did.
 
 use super::request::{File, Request, bytes};
 use crate::process::Process;

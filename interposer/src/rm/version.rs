@@ -1,8 +1,9 @@
-//! Which version the loaded driver has, for the agent.
+//! The version of the loaded driver, for the agent.
 //!
-//! NVML asks the driver, which [`crate::hook::ioctl`] sees; the driver's own library may never ask. Then the observer does at
-//! the first call whose meaning depends on it, on the file of that call, and the reporter on a control file
-//! of its own that it closes again. Or it reads what the kernel's side writes down.
+//! NVML asks the driver for it, which [`crate::hook::ioctl`] sees; the driver's own library may never ask. Then the
+//! library asks at the first call whose meaning depends on the version, on the file of that call, and the reporter asks
+//! on a control file of its own, which it closes again. Otherwise the version is read from what the kernel module
+//! publishes.
 
 use super::next::next;
 use core::ffi::c_int;

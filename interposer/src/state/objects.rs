@@ -1,4 +1,4 @@
-//! What the process' RM objects are, and what the agent has not been told of them yet.
+//! The process' RM objects, and which of their changes the agent does not know yet.
 
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU32;

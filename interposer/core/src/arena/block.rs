@@ -1,4 +1,4 @@
-//! A physical block, and how large it and its least piece are.
+//! A physical block: its size, and the size of its smallest piece.
 
 /// Bytes of a block: what the driver maps at least (`CU_MEM_ALLOC_GRANULARITY_MINIMUM` of device memory).
 pub const BLOCK_BYTES: u64 = 2 << 20;

@@ -1,7 +1,7 @@
 //! Tensors of at most half a block, in blocks that a buddy system splits.
 //!
-//! A piece is a power of two of 2 KiB; what is freed joins its other half as soon as that is free. A
-//! block without an allocated piece is said so and leaves.
+//! A piece is a power of two times 2 KiB. A piece that is freed joins its other half when that is free. A block without
+//! an allocated piece is reported and removed.
 
 use super::block::{BLOCK_BYTES, Block, PIECE_BYTES};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! The ledger against a memory that is written and read through the addresses it names.
+//! Tests the arena against a memory that is written and read through the addresses that the arena returns.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What an arena is made of, what it asks for, and what it refuses.
+//! The data types of the arena: its parts, its calls, and its refusals.
 
 use super::block::{BLOCK_BYTES, Block};
 

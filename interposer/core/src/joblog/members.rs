@@ -1,11 +1,11 @@
 //! The log as one process of the job counts in it.
 //!
-//! What a process misses it counts twice: in the counts of all, and in a table of its own that outlives it. When it is
-//! gone, whoever finds that takes back what its table says.
+//! A process counts what it misses twice: in the counts of all, and in a table of its own that outlives it. When it is
+//! gone, whoever finds that subtracts what its table says.
 //!
-//! The table never says more than the process has in the counts of all: it is raised after them and lowered before them. So
-//! a block is never told as back that another process still misses. Of a process that is killed between the two, what it
-//! counted last stays missing.
+//! The table never says more than the process has in the counts of all: it is raised after them and lowered before
+//! them. So a block is never reported as back while another process still misses it. If a process is killed between the
+//! two steps, what it counted last stays missing.
 
 use super::{BLOCKS, CUTS, ENTRIES, Refused, Shared};
 use crate::word::{Tally, Word};

@@ -1,11 +1,11 @@
-//! From the bytes of one ioctl to a [`Call`].
+//! Decodes the bytes of one ioctl into a [`Call`].
 //!
-//! Byte slices, because the same bytes come from two places: the memory of the process that makes
-//! the call, and a trace of it read elsewhere. Only calls that succeeded are decoded.
+//! The input is byte slices, because the bytes come from two places: the memory of the process that makes the call, and
+//! a trace that is read elsewhere. Only calls that succeeded are decoded.
 //!
-//! Of a branch whose layouts are not known ([`Layout::ByAnswers`]) nothing is read that any branch has
-//! moved: what stands where follows from the headers of the calls, and what a channel feeds from
-//! the engine objects below it and from what it is bound to.
+//! On a branch whose layouts are unknown ([`Layout::ByAnswers`]) no field is read that any branch has moved. The
+//! headers of the calls say which parent and handle a call names. The engine objects below a channel, and what the
+//! channel is bound to, say what it feeds.
 
 use super::{Call, Params};
 use core::mem::{offset_of, size_of};

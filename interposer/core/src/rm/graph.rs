@@ -1,18 +1,17 @@
 //! The object graph of one process.
 //!
-//! Every object hangs below a parent and may depend on others (a channel on its VA space and
-//! context share, a TSG on its VA space). Freeing an object frees what hangs below it and what
-//! depends on it; freeing a client frees everything. Handles repeat between clients and are used
-//! again after a free, so everything is keyed by (client, handle), and an allocation over a handle
-//! that still stands means that a free went unseen: the old object goes first.
+//! Every object has a parent and may depend on others (a channel on its VA space and context share, a TSG on its VA
+//! space). Freeing an object frees its children and everything that depends on it; freeing a client frees everything.
+//! Handles repeat between clients and are reused after a free, so everything is keyed by (client, handle). If a handle
+//! is allocated that still exists here, the library missed a free: the old object is removed first.
 //!
-//! What a channel feeds, its group's engine says. A graphics channel carries more than one engine object,
-//! a copy object beside the one that computes, in an order of the driver's choice; where the group does
-//! not say, computing wins among them.
+//! The engine of its group says what a channel feeds. A graphics channel carries more than one engine object, a copy
+//! object beside the one that computes, in an order that the driver chooses. If the group has no engine, computing
+//! wins.
 //!
-//! A free is taken out before the ioctl is forwarded ([`Graph::lift`]) and put back if it fails
-//! ([`Graph::put_back`]): in between the agent must not name the channel, because a stale pair in
-//! its list would fail the call for the others.
+//! A free is applied before the ioctl is forwarded ([`Graph::lift`]), and undone if the ioctl fails
+//! ([`Graph::put_back`]). In between the agent must not name the channel, because a stale pair in its list would fail
+//! the call for the others.
 
 use super::{Call, Channel, Params, Record};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
-//! Which channels a process owns: the resource manager's objects, observed from its ioctls.
+//! Which channels a process owns: the objects of the resource manager, observed from the process' ioctls.
 //!
-//! [`Call`] is one successful ioctl, [`decode`]d; [`Graph`] holds what stands and says in [`Record`]s
+//! [`Call`] is one successful ioctl, [`decode`]d. [`Graph`] holds the objects that exist, and returns [`Record`]s of
 //! what changed.
 
 mod decode;

@@ -1,4 +1,4 @@
-//! What the observer makes of the bytes of an ioctl, also of those the virtual GPU's driver never makes.
+//! What the observer makes of the bytes of an ioctl, including bytes that the virtual GPU's driver never makes.
 
 use super::*;
 use tidegate_abi::class::{

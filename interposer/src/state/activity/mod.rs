@@ -1,7 +1,7 @@
-//! What threads launch, and what lives on their devices.
+//! What threads launch, and the contexts and streams of their devices.
 //!
-//! * [`slots`]: each thread's own counts, and the hot path of a launch; [`turns`], which they count.
-//! * [`registry`]: contexts and streams that live; [`streams`]: on which device a stream is.
+//! * [`slots`]: each thread's own counts, and the hot path of a launch; [`turns`]: iterations that these counts show.
+//! * [`registry`]: contexts and streams that exist; [`streams`]: on which device a stream is.
 
 pub mod registry;
 pub mod slots;

@@ -1,8 +1,8 @@
-//! The contexts and streams that live, and the work that destroyed streams left behind.
+//! The contexts and streams that exist, and the work that destroyed streams left behind.
 //!
-//! Nobody calls the driver while the registry is locked: a call that ends something waits for work, that work may
-//! wait for another thread of the program, and that thread for the lock. So calls that end a context or a stream
-//! and the prober's questions announce themselves here, by device, and keep clear of each other.
+//! Nobody calls the driver while the registry is locked. A call that destroys something waits for work, that work may
+//! wait for another thread of the program, and that thread for the lock. So calls that destroy a context or a stream,
+//! and the prober's queries, announce themselves here, by device, and avoid each other.
 
 use super::streams::StreamDevices;
 use std::collections::BTreeMap;

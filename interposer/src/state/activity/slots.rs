@@ -1,14 +1,13 @@
-//! A thread's own counts, and the few instructions a launch costs while its device is busy.
+//! A thread's own counts, and the few instructions that a launch costs while its device is busy.
 //!
-//! A slot belongs to one thread and one device. The thread finds its current slot in one
-//! initial-exec thread-local word, which a stable compiler gives a cdylib only by assembly
-//! (`thread_local!` would call `__tls_get_addr` on every launch). All slots are in one array that a
-//! forked child finds zeroed: there `last_stream` matches nothing, the slow path is taken, and the
-//! child starts over before it can touch its parent's page.
+//! A slot belongs to one thread and one device. The thread finds its current slot in one initial-exec thread-local
+//! word, which a stable compiler gives a cdylib only by assembly (`thread_local!` would call `__tls_get_addr` on every
+//! launch). All slots are in one array that a forked child finds zeroed. There `last_stream` matches nothing, so the
+//! child takes the slow path and starts over before it can touch its parent's page.
 //!
-//! A launch is on the hot path when the thread's slot is for this stream: then the device is known
-//! and the stream is in the slot's list of touched streams already. Streams are named as the driver
-//! names them, with 0 replaced by what it stands for (1 legacy, 2 per thread).
+//! A launch is on the hot path if the thread's slot is for this stream. Then the device is known, and the stream is
+//! already in the slot's list of touched streams. Streams are named as the driver names them, with 0 replaced by what
+//! it stands for (1 legacy, 2 per thread).
 
 use crate::sys::{self, Membarrier};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

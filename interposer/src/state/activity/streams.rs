@@ -1,9 +1,9 @@
-//! Which device a stream is on, for launches: readable without a lock.
+//! On which device a stream is, for launches: readable without a lock.
 //!
-//! An entry holds a stream's handle and its device in one word, so that no reader sees half a change.
-//! Written under the lock of [`crate::state::activity::registry::Contexts`]. A stream lives in one of the few entries
-//! that its handle names, all of which a reader looks at; one that finds none free is not in the
-//! table, and its launches ask the driver for the thread's context instead.
+//! An entry holds a stream's handle and its device in one word, so that no reader sees half a change. Entries are
+//! written under the lock of [`crate::state::activity::registry::Contexts`]. The handle of a stream names a few
+//! entries; the stream is in one of them, and a reader looks at all. If none is free, the stream is not in the table,
+//! and its launches ask the driver for the thread's context instead.
 
 use core::sync::atomic::{
     AtomicU64,

@@ -1,10 +1,10 @@
-//! Iterations that follow one another so closely that the prober sees no idle time between them.
+//! Iterations that follow each other so closely that the prober sees no idle time between them.
 //!
-//! A *turn* ends where a call returns that waits for the GPU, if a graph was launched since the turn before: so an
-//! engine reads the tokens of a decode step before the next one, or while the next one runs. Whoever waits need not
-//! be who launches. A round of the prober comes to know how many turns ended since the round before it. Idle time
-//! between two of them was shorter than the time between those rounds, or the later round would have seen the end of it
-//! and the earlier one its begin; rounds further apart than [`MOST_APART`] times the prober's period say nothing.
+//! An iteration (`turn`) ends where a call returns that waits for the GPU, if a graph was launched since the iteration
+//! before. In this way an engine reads the tokens of a decode step before the next step, or while it runs. The thread
+//! that waits need not be the one that launches. Each round of the prober reads how many iterations ended since its
+//! last round. The idle time between two of them was shorter than the time between the rounds; otherwise one of the two
+//! rounds would have seen it. Rounds further apart than [`MOST_APART`] times the prober's period say nothing.
 
 use super::slots::{self, Slot};
 use core::sync::atomic::AtomicU64;

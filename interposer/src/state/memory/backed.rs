@@ -1,8 +1,8 @@
-//! Allocations with a handle behind each piece, and the page that stands in for what is reclaimed.
+//! Allocations with a handle behind each piece, and the page that replaces what is reclaimed.
 //!
-//! The application sees one allocation at an address that never changes. Behind each piece is a
-//! handle of its own or, while the piece is reclaimed, the *quarantine page* of the device: one handle
-//! that is mapped wherever something is missing, so that no access ever faults.
+//! The application sees one allocation at an address that never changes. Behind each piece is a handle of its own or,
+//! while the piece is reclaimed, the *quarantine page* of the device: one handle that is mapped wherever something is
+//! missing, so that no access ever faults.
 
 use super::vmm::{Refused, Vmm};
 use crate::real::driver;

@@ -1,4 +1,4 @@
-//! Memory that the application made by handle: it is there from `cuMemCreate` to the last release or unmap.
+//! Memory that the application made by handle. It exists from `cuMemCreate` to the last release or unmap.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What is done with the open file of a job: locks on bytes, zeros, questions.
+//! Operations on the open file of a job: locks on bytes, zeros, queries.
 
 /// Locks or unlocks one byte of an open file, for as long as it is open.
 pub fn lock(fd: i32, byte: i64, kind: i32, wait: bool) -> bool {

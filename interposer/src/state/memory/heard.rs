@@ -1,4 +1,4 @@
-//! Whether an agent that is attached still lives, by the clock of this process.
+//! Whether an attached agent still lives, by the clock of this process.
 
 /// How long the heartbeat of an agent that is attached may stand still while the engine waits for memory.
 pub const PATIENCE_NS: u64 = 1_000_000_000;

@@ -1,8 +1,9 @@
-//! Where the iterations of an online engine are said, while its agent asks for them.
+//! Where the iterations of an online engine are written while its agent asks for them.
 //!
-//! The page is a memory file that the agent copies by its number in the application's table of descriptors. The reporter
-//! has a table of its own, so the engine's thread makes the file, at its first iteration after the agent asked. One file
-//! serves all agents of a process' life. Where the application has closed its descriptor, the next session gets another.
+//! The page is a memory file, which the agent copies by its number in the application's table of descriptors. The
+//! reporter has a table of its own, so the engine's thread makes the file, at its first iteration after the agent
+//! asked. One file serves all agents during the life of the process. If the application closes its descriptor, the next
+//! session gets another one.
 
 use super::file;
 use crate::sys;

@@ -1,4 +1,4 @@
-//! What the thread that keeps a job's memory open is asked.
+//! Requests to the thread that keeps a job's memory open.
 
 use core::sync::atomic::AtomicU8;
 use std::sync::mpsc;

@@ -1,7 +1,7 @@
-//! KV caches that an engine registered, and what is done to their stripes.
+//! KV caches that an engine registered, and the operations on their stripes.
 //!
-//! Only what is registered is ever reclaimed: weights, graph pools and workspaces made in a KV scope by
-//! accident are backed by handles and never touched.
+//! Only registered memory is ever reclaimed. Weights, graph pools and workspaces that were allocated in a KV scope by
+//! accident are backed by handles, but never taken.
 
 use super::backed::{Backed, Failed, Range};
 use super::vmm::{Refused, Vmm};

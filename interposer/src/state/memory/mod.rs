@@ -1,11 +1,11 @@
-//! What the process knows of its memory.
+//! What the library knows about the process' memory.
 //!
 //! * [`state`]: all of it, and the order of its locks.
 //! * [`backed`], [`vmm`]: allocations with a handle behind each piece; [`created`]: what was made by handle.
-//! * [`kv`]: the caches an engine registered, by stripe; [`placed`]: tensors over the blocks of an allocation.
+//! * [`kv`]: the caches that an engine registered, by stripe; [`placed`]: tensors over the blocks of an allocation.
 //! * [`marks`]: threads inside calls that may hold the driver's locks.
-//! * [`order`]: what the agent orders; [`heard`]: when it was last heard.
-//! * [`shown`]: what the application is shown of a device's memory.
+//! * [`order`]: the agent's orders; [`heard`]: whether the agent still lives.
+//! * [`shown`]: what the application sees of a device's memory.
 //! * [`keeper`], [`file`]: the memory that a job's processes share.
 //! * [`iterations`]: the page of an online engine's iterations.
 

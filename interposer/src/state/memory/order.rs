@@ -1,4 +1,4 @@
-//! What the agent orders of memory.
+//! The agent's orders about memory.
 
 /// What the agent wants done.
 #[derive(Clone, Debug)]

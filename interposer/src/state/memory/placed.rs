@@ -1,4 +1,4 @@
-//! A trainer's arenas as they are kept: the books of each, and where it is.
+//! The state of a trainer's arenas: the ledger of each, and where it is.
 
 use std::collections::BTreeMap;
 use tidegate_core::arena::{Address, Arena, BLOCK_BYTES, Block, Holder};

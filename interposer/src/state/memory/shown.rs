@@ -1,9 +1,9 @@
-//! What the application is shown of a device's memory, by `cuMemGetInfo` and `cuDeviceTotalMem`.
+//! What the application sees of a device's memory, by `cuMemGetInfo` and `cuDeviceTotalMem`.
 //!
-//! To an offline process its share is all that there is. The share changes as others take memory and give it back, and
-//! what a device has in all does not. Engines rely on that: what is less free than at their start, they count as in
-//! use, and make their cache of the rest. So as long as a process holds memory of a device, it is shown the size that
-//! it was shown last before it held any, and what others have taken since then is not free.
+//! For an offline process, its share is all memory that exists. The share changes as others take memory and give it
+//! back, but the total of a device must not change. Engines rely on that: memory that is no longer free since their
+//! start counts as in use, and they size their cache from the rest. So as long as a process holds memory of a device,
+//! it sees the total that it last saw before it held any, and what others have taken since then is not free.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};

@@ -1,7 +1,7 @@
-//! What the process knows of its memory.
+//! What the library knows about the process' memory.
 //!
-//! Locks, in this order: [`Memory::state`], which is held over calls of the driver; then the small
-//! ones, which never are. No launch takes any of them.
+//! Locks, in this order: [`Memory::state`], which is held during calls of the driver; then the small ones, which never
+//! are. No launch takes any of them.
 
 use super::backed::{Backed, Range};
 use super::created::Created;

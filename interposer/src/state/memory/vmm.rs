@@ -1,4 +1,4 @@
-//! The driver's virtual memory management, and the few other calls that memory takes.
+//! The driver's virtual memory management, and the few other calls that memory needs.
 
 use crate::real::driver::functions;
 use core::ffi::{c_int, c_void};
