@@ -5,14 +5,17 @@
 //! length     type flags stream        magic
 //! ```
 //!
-//! It is a valid HTTP/2 frame of an unassigned type, so an HTTP/2 peer that does not know it skips
-//! it. The agent sends it on accept with one descriptor, the shared page. The client answers with
-//! the same sixteen bytes and its own control file, or with none; only then does HTTP/2 start.
+//! The greeting is a valid HTTP/2 frame of an unassigned type, so an HTTP/2 peer that does not know it skips it. On
+//! accept the agent sends it with one descriptor, the shared page. The client answers with the same sixteen bytes and
+//! its own control file, or without a file. Only then HTTP/2 starts.
 //!
-//! What each side may find instead, told apart by peeking at the first sixteen bytes:
-//! the client sees HTTP/2 SETTINGS from an agent older than the greeting (go on without a page);
-//! the agent sees the client preface, whose first line is sixteen bytes long as well (a client
-//! older than the greeting). Silence is never taken for an old peer: close and retry.
+//! Each side may find something else, which it recognises by peeking at the first sixteen bytes:
+//!
+//! * The client sees HTTP/2 SETTINGS from an agent older than the greeting, and continues without a page.
+//! * The agent sees the client preface, whose first line is sixteen bytes long as well, from a client older than the
+//!   greeting.
+//!
+//! Silence is never taken for an old peer: close and retry.
 
 /// Bytes of a greeting, and of what is peeked.
 pub const LEN: usize = 16;

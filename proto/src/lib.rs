@@ -2,26 +2,25 @@
 //!
 //! # Rules of compatibility
 //!
-//! An agent is upgraded under running clients, and a container keeps its library for months, so
-//! both sides meet peers of another age:
+//! An agent is upgraded while clients run, and a container keeps its library for months. So both sides meet peers of
+//! other versions:
 //!
-//! * Fields, messages, enum values and RPCs are only added. Numbers are never reused; what is
-//!   retired is `reserved`.
-//! * Each side says its version first ([`v1::Hello`], [`v1::Welcome`]) and never acts on a guess of
-//!   what the other can do: what is new is asked for by a field the old peer leaves at zero, and
-//!   zero always means "as before the field existed".
-//! * An unknown `oneof` member or enum value is skipped and counted, not an error.
-//! * The page has a version of its own (`tidegate_abi::page`). Peers of different page majors go
-//!   on without a page; edges then travel as [`v1::Edge`] on the stream.
-//! * The greeting never changes its first 13 bytes. A peer that does not know it either reads an
-//!   HTTP/2 frame of an unknown type and ignores it, or speaks HTTP/2 at once and is taken for old.
-//! * Memory commands go only to a library whose [`v1::Hello`] says that it takes them; which version
-//!   of them, `Hello.memory` counts. A command whose meaning would change gets a new number instead.
-//!   The gate word's state for a reclaim reads as closed to a library that does not know it.
+//! * Fields, messages, enum values and RPCs are only added. Numbers are never reused; what is retired is `reserved`.
+//! * Each side first sends its version ([`v1::Hello`], [`v1::Welcome`]), and never guesses what the other can do.
+//!   Anything new is requested by a field that an old peer leaves at zero. Zero always means "as before the field
+//!   existed".
+//! * An unknown `oneof` member or enum value is skipped and counted; it is no error.
+//! * The page has a version of its own (`tidegate_abi::page`). Peers with different page majors work without a page;
+//!   edges then travel as [`v1::Edge`] on the stream.
+//! * The first 13 bytes of the greeting never change. A peer that does not know the greeting either reads an HTTP/2
+//!   frame of an unknown type and ignores it, or speaks HTTP/2 at once and is recognised as old.
+//! * Memory commands go only to a library whose [`v1::Hello`] says that it takes them. `Hello.memory` is the version of
+//!   these commands. A command whose meaning would change gets a new number instead. A library that does not know the
+//!   gate word's state for a reclaim reads it as closed.
 //! * An error that ends a stream carries a gRPC status whose message says what to do.
 //!
-//! The code in `generated/` is committed so that building needs no protoc; the test of this crate
-//! makes it again and compares (`TIDEGATE_REGENERATE=1 cargo test -p tidegate-proto` writes it).
+//! The code in `generated/` is committed so that building needs no protoc. The test of this crate generates it again
+//! and compares (`TIDEGATE_REGENERATE=1 cargo test -p tidegate-proto` writes it).
 #![forbid(unsafe_code)]
 
 pub mod greeting;

@@ -1,8 +1,8 @@
-//! How a library says what may be long: in parts, or by what repeats.
+//! How a library sends what may be long: in parts, or by what repeats.
 //!
-//! An agent decodes no message above 1 MiB, and closes the stream of one that costs more than it hears at once. What
-//! stands with a process knows no such bound. So each part is far below both, whatever stands, and any part but the
-//! first of a snapshot is an ordinary change.
+//! An agent decodes no message above 1 MiB, and closes a stream if one message costs more than it accepts at once. What
+//! a process has is not bounded in this way. So each part is far below both limits, however much there is, and every
+//! part except the first of a snapshot is an ordinary change.
 
 use crate::v1::{KvRegistered, RequestBlocks, Requests, RmEvent, RmEvents, StripeKind};
 use prost::Message as _;

@@ -1,8 +1,8 @@
-//! The page on which an online process says its iterations to the agent.
+//! The page on which an online process reports its iterations to the agent.
 //!
 //! It is a second sealed memfd of [`BYTES`]. An online process makes it when the agent asks for it, which is while a
-//! trainer may be given a lease beside it. The process writes all of it, and the agent reads it as hostile input.
-//! The rules of versions and clocks are those of [`crate::page`].
+//! trainer may get a lease beside it. The process writes all of it, and the agent reads it as hostile input.
+//! [`crate::page`] has the rules of versions and clocks.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 

@@ -1,4 +1,4 @@
-//! Which driver a version string names, and where its layouts are known from.
+//! Which driver branch a version string names, and how its layouts are known.
 
 /// Where the layouts of a driver are known from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

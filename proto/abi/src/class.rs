@@ -1,8 +1,8 @@
 //! Class and engine numbers of the resource manager, and what each means for gating.
 //!
-//! Source: `src/common/sdk/nvidia/inc/class/*.h`, `resource_list.h` and `ctrl2080gpu.h` of the open
-//! kernel modules, 535 to 595 (`tests/vgpu/facts`). Classes are matched by list and not by their last
-//! byte: `0x506f` is an old class of another meaning, and video classes go by no rule.
+//! Source: `src/common/sdk/nvidia/inc/class/*.h`, `resource_list.h` and `ctrl2080gpu.h` of the open kernel modules, 535
+//! to 595 (`tests/vgpu/facts`). Classes are matched by a list, not by their last byte: `0x506f` is an old class with
+//! another meaning, and video classes follow no rule.
 
 /// `NV01_ROOT`.
 pub const NV01_ROOT: u32 = 0x0;

@@ -1,8 +1,7 @@
-//! The CUDA driver API's types as they cross a hook.
+//! The CUDA driver API's types that cross a hook.
 //!
-//! Results and enums that come from a driver are plain integers here: a driver newer than this
-//! file may return a value that no Rust `enum` of ours lists, and that would be undefined
-//! behaviour before any code could look at it.
+//! Results and enums that come from a driver are plain integers here. A driver newer than this file may return a value
+//! that no Rust `enum` of ours lists. That would be undefined behaviour before any code could look at it.
 #![allow(non_camel_case_types, missing_docs)]
 
 use core::ffi::{c_int, c_uint, c_void};

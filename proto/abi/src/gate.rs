@@ -8,9 +8,9 @@
 //!                                        what was read, and begin again
 //! ```
 //!
-//! Invariant: a launch sleeps only on a word that it has seen closed, and every change of such a word
-//! to one on which it would not sleep is followed by a wake. The low half alone is compared: two words
-//! that agree in it are 2^30 changes apart.
+//! Invariant: a launch sleeps only on a word that it has seen closed. Every change of such a word to one on which it
+//! would not sleep is followed by a wake. Only the low half is compared: two words with the same low half are 2^30
+//! changes apart.
 
 use crate::page::{GATE_CLOSED, GATE_HELD, GATE_OPEN, GATE_STATE};
 use crate::word::Word;

@@ -1,17 +1,17 @@
-//! The page an agent shares with one preloaded process.
+//! The page that an agent shares with one preloaded process.
 //!
-//! The agent makes it (a sealed memfd of [`BYTES`]), sends it with the greeting, and reads what the
-//! process wrote as hostile input: it never follows a value out of the page, and drops the page of
-//! a client that rings beyond a rate. Every word has exactly one writing side, named below; words
-//! of different writers never share a cache line.
+//! The agent makes it (a sealed memfd of [`BYTES`]), sends it with the greeting, and reads what the process wrote as
+//! hostile input: it never follows a value out of the page, and drops the page of a client that rings beyond a rate.
+//! Every word has exactly one writer, named below. Words of different writers never share a cache line.
 //!
-//! Version rules: `major` changes when a word moves or changes meaning, and peers of different
-//! majors go on without a page (edges then travel on the gRPC stream); `minor` grows when a word
-//! is added in what was padding, and a peer that does not know it leaves it zero.
+//! Version rules: `major` changes when a word moves or changes its meaning. Peers with different majors work without a
+//! page; edges then travel on the gRPC stream. `minor` grows when a word is added in what was padding. A peer that does
+//! not know the word leaves it zero.
 //!
-//! Times are `CLOCK_MONOTONIC` nanoseconds of the process, which may be another clock than the agent's (a time
-//! namespace). The process says its time when it attaches, and the agent converts. Times of the agent are signs of life:
-//! the process looks whether they change, and compares them with no clock. Futex words are shared (never `FUTEX_PRIVATE_FLAG`).
+//! Times are `CLOCK_MONOTONIC` nanoseconds of the process, whose clock may differ from the agent's (in a time
+//! namespace). The process reports its time when it attaches, and the agent converts. Times that the agent writes are
+//! heartbeats: the process only looks whether they change, and compares them with no clock. Futex words are shared
+//! (never `FUTEX_PRIVATE_FLAG`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,16 +1,16 @@
 //! The resource manager's ioctls on `/dev/nvidiactl` and `/dev/nvidiaN` (x86-64).
 //!
-//! Layouts are pinned below by size and offset, and judged by what the driver's own headers say from
-//! 535.54.03 to 595.45.04, and by what others have read off those of 610 (`tests/vgpu/facts`,
-//! `tests/vgpu/tests/abi`). What differs between branches is in [`Branch`]. Of a branch that is not
-//! known there, nothing is read that any branch has moved ([`Layout::ByAnswers`]).
+//! Layouts are pinned below by size and offset. Tests compare them with the driver's own headers from 535.54.03 to
+//! 595.45.04, and with what others have published about those of 610 (`tests/vgpu/facts`, `tests/vgpu/tests/abi`).
+//! [`Branch`] has what differs between branches. On an unknown branch no field is read that any branch has moved
+//! ([`Layout::ByAnswers`]).
 //!
-//! The driver compares the stated size of a control with its own. Of an allocation it copies what its
-//! class list says and never looks at the stated one, so there a struct may be longer than a branch
-//! knows it, but never shorter.
+//! The driver compares the stated size of a control with its own. For an allocation it copies the size that its class
+//! list says, and never looks at the stated one. So in an allocation a struct may be longer than the branch's, but
+//! never shorter.
 //!
-//! An RM ioctl returns `0` and reports in the struct's `status`; `ioctl` itself fails with EINVAL
-//! only for a wrong size in the request number or a wrong descriptor.
+//! An RM ioctl returns `0` and reports in the struct's `status`. `ioctl` itself fails, with EINVAL, only for a wrong
+//! size in the request number or a wrong descriptor.
 #![allow(missing_docs)]
 
 pub use crate::branch::{Branch, Layout};

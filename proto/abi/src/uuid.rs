@@ -1,4 +1,4 @@
-//! A GPU's UUID, as people know it.
+//! A GPU's UUID in its printed form.
 
 use core::fmt;
 

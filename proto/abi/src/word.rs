@@ -1,8 +1,8 @@
 //! The words that processes and threads share.
 //!
-//! Agent and library have `AtomicU64` in shared memory; loom has its own atomics; the store-buffer
-//! explorer of the library's tests has cells that it schedules and drains itself. What is said in these
-//! words is written once, for all of them.
+//! Agent and library have `AtomicU64` in shared memory. Loom has its own atomics. The store-buffer explorer of the
+//! library's tests has cells that it schedules and drains itself. A protocol over these words is written once, for all
+//! of them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
