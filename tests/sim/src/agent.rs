@@ -1,7 +1,7 @@
-//! The agent of a schedule: the shell that ships, and a world around it that takes drawn times.
+//! The agent of a schedule: the shell that ships, in an environment that takes drawn times.
 //!
-//! Every decision, and the order in which it reaches the driver, is `tidegate-node`'s. Made up here is how long
-//! messages, doorbells and proofs take, and that a driver answers them.
+//! `tidegate-node` makes every decision, and chooses the order in which decisions reach the driver. Only three things
+//! are simulated: how long messages, doorbells and ownership checks take, and that a driver answers.
 
 use crate::defect::Defect;
 use crate::dice::{MS, US};

@@ -1,4 +1,4 @@
-//! A process attaches to an agent: it says who it is, which devices it uses and which RM objects it has.
+//! A process attaches to an agent: it reports who it is, which devices it uses and which RM objects it has.
 
 use crate::defect::Defect;
 use crate::dice::{MS, US};

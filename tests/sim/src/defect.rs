@@ -1,4 +1,4 @@
-//! What of the world around the shell is broken on purpose. Each play has names of its own for them.
+//! What is broken on purpose in the environment of the shell. Each scenario has names of its own for these defects.
 
 /// A part of the agent's surroundings, or of a library, that does not do what it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

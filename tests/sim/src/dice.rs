@@ -1,4 +1,4 @@
-//! Draws, and the units of what is drawn.
+//! Random draws, and the units of what is drawn.
 
 use tidegate_device::Rng;
 

@@ -1,4 +1,5 @@
-//! The issue threads of an agent: the rules are [`tidegate_node::task`]'s; made up here is how long a thread takes.
+//! The issue threads of an agent. Their rules are [`tidegate_node::task`]'s; only the time that a thread takes is
+//! simulated.
 
 use crate::defect::Defect;
 use crate::dice::US;

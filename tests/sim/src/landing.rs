@@ -1,4 +1,4 @@
-//! What an offline process does when its agent is gone: [`tidegate_core::landing`] decides, here it is done.
+//! What an offline process does when its agent is gone. [`tidegate_core::landing`] decides; this file carries it out.
 
 use crate::defect::Defect;
 use crate::dice::{MS, US};

@@ -1,10 +1,10 @@
 //! Random schedules in virtual time: device model, the agent's shell and interposer core in one process.
 //!
-//! What is real here: the shell that ships with its policy, journal and the rules of its issue threads, the pages that
-//! it shares with processes, the interposer's activity protocol, gate and landing steps, and the device model with its
-//! turns and drawn latencies. What is made up, and drawn from the schedule's seed, is everything between them: how long
-//! a doorbell, an issue thread or a message takes, when somebody forks, execs, is killed or stopped, and what the
-//! programs do. No clock is read, so a schedule is its seed and ten thousand of them take minutes.
+//! Real here are the shell that ships, with its policy, its journal and the rules of its issue threads; the pages that
+//! it shares with processes; the interposer's protocol of activity, gate and fail-open release; and the device model
+//! with its scheduling and drawn latencies. Everything between them is simulated and drawn from the schedule's seed:
+//! how long a doorbell, an issue thread or a message takes, when a process forks, execs, is killed or stopped, and what
+//! programs do. No clock is read, so a schedule is determined by its seed, and ten thousand of them take minutes.
 //!
 //! ```text
 //!                        world: one queue of events, one instant
@@ -15,10 +15,10 @@
 //!                                                      judge: the device's own history
 //! ```
 //!
-//! There is one world and there are three plays in it, each with its programs, its faults and its judge: [`gate`]
-//! (online bursts, decode gaps, restarts), [`reclaim`] (memory that moves under a running engine) and [`lease`]
-//! (trainers that run units between two iterations of an engine). A judge knows the play and the device's history and nothing of the agent's beliefs. That it can see what it should is tested by
-//! breaking something on purpose.
+//! There are three scenarios (`plays`), each with its programs, faults and checker: [`gate`] (online bursts, decode
+//! gaps, restarts), [`reclaim`] (memory that moves under a running engine) and [`lease`] (trainers that run units
+//! between two iterations of an engine). A checker knows the script and the device's history, but nothing of what the
+//! agent believes. Tests break something on purpose to show that the checker detects it.
 
 mod agent;
 mod attach;

@@ -1,4 +1,4 @@
-//! Processes come and go, make channels, launch, and say when their devices are busy.
+//! Processes attach and leave, make channels, launch, and report when their devices are busy.
 
 use crate::defect::Defect;
 use crate::dice::{MS, US};

@@ -1,5 +1,5 @@
-//! How an issue thread's calls stop what runs: by the method that the self-test finds on this firmware, with the
-//! calls of it one after another, so that the agent may die in between.
+//! How an issue thread's calls stop running work: by the method that the self-test finds on this firmware. The calls
+//! are made one after another, so that the agent may die in between.
 
 use crate::dice::{MS, US};
 use crate::world::{Ev, Fact, Following, Play, SOON, Working, World};

@@ -1,5 +1,4 @@
-//! The shell's ports in a schedule: what it asks of the world is put on a wire, in order, and answered by
-//! [`crate::agent`] in drawn time.
+//! The shell's ports in a schedule: each call is queued, in order, and [`crate::agent`] answers it in drawn time.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

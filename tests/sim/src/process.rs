@@ -1,4 +1,4 @@
-//! One preloaded process: its page words and what the interposer core makes of them.
+//! One preloaded process: its page, and what the interposer core makes of it.
 
 use crate::dice::US;
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! Several GPUs at one edge: when online's kernel runs on the last of them.
 //!
-//! Each GPU has a process of an offline job, which always has work, and a thread of the agent. A kernel of online's is
-//! launched on every GPU at the instant at which the threads begin their calls. The order of the calls is the
-//! [`Batch`]'s, the locks that they wait for are the driver's ([`Locks`]), and the device says when the kernels ran.
+//! Each GPU has a process of an offline job, which always has work, and a thread of the agent. Online launches a kernel
+//! on every GPU at the instant at which the threads begin their calls. The [`Batch`] gives the order of the calls,
+//! [`Locks`] models the driver's locks for which they wait, and the device says when the kernels ran.
 
 use std::collections::BTreeSet;
 use tidegate_device::{Config, Event, EventKind, Gpu, Latency, Locks, Needs, Patch, TsgId, Work};

@@ -1,4 +1,4 @@
-//! Many schedules, each of its own seed, on all cores.
+//! Runs many schedules, each with its own seed, on all cores.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! One schedule on one time line: what its programs did, what policy was told and answered, what the device did, and
+//! One schedule on one time line: what its programs did, what policy received and ordered, what the device did, and
 //! where a promise was broken.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!   >>>   60.118  judge     offline woke on GPU 0 ...
 //! ```
 //!
-//! Nobody judges by it: it is for people. A schedule that is not explained writes nothing.
+//! It is only for readers; nothing is judged by it. A schedule that is not explained writes nothing.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,7 @@
-//! Everything that a schedule is at an instant, and what can happen next.
+//! The complete state of a schedule at an instant, and what can happen next.
 //!
-//! Everything that takes time is an event in one queue; the device model's own events come before
-//! those of the same instant. There is no other state, and nothing depends on the order in which
-//! memory happens to lie.
+//! Everything that takes time is an event in one queue. At the same instant, the device model's own events come first.
+//! There is no other state, and nothing depends on the order in which memory happens to lie.
 
 use crate::defect::Defect;
 use crate::dice::{Dice, MS};

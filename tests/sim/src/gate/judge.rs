@@ -1,21 +1,20 @@
-//! What must hold, judged from the script and the device's own history.
+//! The checker: what must hold, judged from the script and the device's own history.
 //!
-//! - *ran beside*: nothing offline is on an engine of a GPU while online work is there, beyond the
-//!   latency drawn for the disables that are under way and 100 us.
-//! - *woke*: no order enables a channel before online has been idle on that GPU for twice the
-//!   longest decode gap of the schedule (at least 2 ms, at most 200 ms, and 200 ms before 32 gaps).
-//!   Where every process there tells of its requests: while none of those is in flight.
-//! - *preempted*: no channel is disabled twice within one request; gaps are stationary by the way
-//!   scripts are drawn.
+//! - *ran beside*: nothing offline is on an engine of a GPU while online work is there, beyond the latency that was
+//!   drawn for the disables under way, and 100 us.
+//! - *woke*: no order enables a channel before online has been idle on that GPU for twice the longest decode gap of the
+//!   schedule (at least 2 ms, at most 200 ms, and 200 ms before 32 gaps). If every process there reports its requests:
+//!   while none of those is in flight.
+//! - *preempted*: no channel is disabled twice within one request. Scripts are drawn so that gaps are stationary.
 //! - *without a live agent*: no channel stays disabled for more than a second without one.
-//! - *left disabled*: when all is quiet again, nothing is. Where jobs take turns: nothing is for longer than the turns of
-//!   all others, and no GPU that a job could have is left to itself.
-//! - *two jobs*: where jobs take turns, and none run at once by timeslices, no order of the agent enables a channel while
-//!   one of another job is enabled on that GPU.
+//! - *left disabled*: when all is quiet again, nothing is disabled. If jobs take turns, nothing is disabled for longer
+//!   than the turns of all others, and no GPU that a job could have is unused.
+//! - *two jobs*: if jobs take turns, and none run at once by timeslices, no order of the agent enables a channel while
+//!   a channel of another job is enabled on that GPU.
 //!
-//! The first three are the agent's promises, so they are asked of it while it is in *control*: it
-//! runs, and every process that was attached before has attached to it. The gaps it can know are
-//! those of requests that began and ended under its control.
+//! The first three are promises of the agent, so they hold only while it is in *control*: it runs, and every process
+//! that was attached before has attached to it. It can know only the gaps of requests that began and ended under its
+//! control.
 
 use super::script::Word;
 use crate::dice::{MS, US};

@@ -1,4 +1,4 @@
-//! What the judge is told of launch gates, where they are all that can be held.
+//! What the checker learns about launch gates, on nodes where nothing else can be gated.
 
 use super::play::{Gate, Own};
 use crate::method::{KERNEL, ONLINE};

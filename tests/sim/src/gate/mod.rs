@@ -1,8 +1,8 @@
 //! Random schedules of the gate: online bursts and decode gaps, forks, execs, kills and agent restarts beside offline
 //! programs that use every gap.
 //!
-//! What must hold is judged ([`judge`]) from the script and the device's own history. That the judge sees what it
-//! should is tested by breaking something ([`Break`]).
+//! The checker ([`judge`]) judges from the script and the device's own history. Tests break something on purpose
+//! ([`Break`]) to show that the checker detects it.
 
 mod breaks;
 mod faults;

@@ -1,4 +1,4 @@
-//! The play: who is there, what happens to them, and what the judge is told.
+//! The scenario: its processes, what happens to them, and what the checker learns.
 
 use super::breaks::Break;
 use super::judge::{Figures, Judge};

@@ -1,13 +1,13 @@
-//! What must hold, judged from the script and the device's own history.
+//! The checker: what must hold, judged from the script and the device's own history.
 //!
-//! - *ran without leave*: while requests are in flight nothing of a trainer is on the engine but during a lease, as the
-//!   words on its page said it, and for what was granted after it: grace, the latency drawn for the disables that are
-//!   under way, and 100 us. Who says that it returned has a grace from then on. A request that comes and is rung for ends
-//!   the lease of who keeps to its units: one unit more, and grace.
-//! - *late*: where the engine alone keeps what was promised of the 99th percentile, with a hundredth to spare, it keeps it
-//!   beside trainers.
+//! - *ran without leave*: while requests are in flight, work of a trainer is on the engine only during a lease, as the
+//!   words on its page say. After the lease it may stay for grace, the latency that was drawn for the disables under
+//!   way, and 100 us. A trainer that reports its return has a grace from then on. A request that arrives and rings ends
+//!   the lease of a trainer that keeps to its units: one unit more, and grace.
+//! - *late*: if the engine alone keeps the promised 99th percentile with a hundredth to spare, it keeps it beside
+//!   trainers.
 //!
-//! The agent is held to this while it runs and every process that was attached before has attached to it.
+//! The agent has to keep this while it runs and every process that was attached before has attached to it.
 
 use crate::dice::{MS, US};
 use crate::timeline::{Timeline, Who};

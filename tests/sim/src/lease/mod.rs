@@ -1,8 +1,8 @@
-//! Random schedules of leases: bursts and prompts in mid-unit beside trainers that obey, are late, lie, die and freeze, and
-//! agents that die between a lease and its end.
+//! Random schedules of leases: bursts and prompts in mid-unit, beside trainers that obey, are late, lie, die and
+//! freeze, and agents that die between a lease and its end.
 //!
-//! What must hold is judged ([`judge`]) from the script and the device's own history. The same requests without trainers
-//! say what the engine keeps alone. That the judge sees what it should is tested by breaking something ([`Break`]).
+//! The checker ([`judge`]) judges from the script and the device's own history. The same requests without trainers show
+//! what the engine keeps alone. Tests break something on purpose ([`Break`]) to show that the checker detects it.
 
 mod judge;
 mod online;

@@ -1,4 +1,4 @@
-//! The engine: it reads prompts, decodes what is in flight together, and says its iterations.
+//! The engine: it reads prompts, decodes all requests in flight together, and reports its iterations.
 
 use super::words::{Decodes, Engine, Happening, Leases, Turn};
 use crate::dice::US;

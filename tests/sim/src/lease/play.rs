@@ -1,4 +1,4 @@
-//! The play: an engine that says its iterations, trainers beside it, and what goes wrong.
+//! The scenario: an engine that reports its iterations, trainers beside it, and faults.
 
 use super::judge::{Figures, Judge, Served, tails};
 use super::script::{Fault, Script};

@@ -1,4 +1,4 @@
-//! Trainers: what the library's rules ([`tidegate_core::lease`]) let them do, and those that do something else.
+//! Trainers: those that follow the library's rules ([`tidegate_core::lease`]), and those that do not.
 
 use super::script::Kind;
 use super::words::{Happening, Leases, Own, Trainer};

@@ -1,4 +1,4 @@
-//! What a schedule of leases is made of.
+//! The data types of a schedule of leases.
 
 use super::judge::Judge;
 use super::script::{Kind, Script};

@@ -1,16 +1,16 @@
-//! An offline engine whose tokens are what its KV pages really contain.
+//! An offline engine whose tokens are computed from the actual content of its KV pages.
 //!
-//! The scheduler is in the shape of vLLM's: blocks of four tokens from one free queue, full blocks
-//! cached by the tokens up to their end as soon as they are scheduled, prompts in chunks, the
-//! youngest preempted when blocks run out, and with `overlap` the next step is scheduled before the
-//! outputs of the last are on the host. The key-value pair of a position is a hash of its token, of
-//! the pair before it and of one of every block before, read from their pages; a token is a hash of
-//! all pairs, read from their pages. So a page that holds anything else is a wrong token, now or
-//! whenever it is read.
+//! The scheduler is in the shape of vLLM's: blocks of four tokens from one free queue, full blocks cached by the tokens
+//! up to their end as soon as they are scheduled, prompts in chunks, and the youngest request preempted when blocks run
+//! out. With `overlap` the next step is scheduled before the outputs of the last one are on the host.
 //!
-//! What the plugin (`interposer/engines/tidegate_engines/vllm/lost.py`) adds, once per step and after the outputs are
-//! on the host: requests that hold a lost block start over, all of their output under way is dropped, their later
-//! blocks leave the cache with whatever was computed from those, and lost blocks are withheld until they are back.
+//! The key-value pair of a position is a hash of its token, of the pair before it and of one pair of every block
+//! before, read from their pages. A token is a hash of all pairs, read from their pages. So a page with any other
+//! content gives a wrong token whenever it is read.
+//!
+//! The plugin (`interposer/engines/tidegate_engines/vllm/lost.py`) acts once per step, after the outputs are on the
+//! host. Requests that hold a lost block start over, and all of their output under way is dropped. Their later blocks
+//! leave the cache, with everything that was computed from them. Lost blocks are withheld until they are back.
 
 use super::figures::Break;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,4 +1,4 @@
-//! What goes wrong in a schedule, and on what it may wait.
+//! The faults of a schedule, and what each waits for.
 
 use crate::dice::MS;
 use std::fmt;

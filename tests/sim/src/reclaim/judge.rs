@@ -1,6 +1,6 @@
-//! What must hold, judged from the device model and the tokens: nothing moves while a channel of its process is
-//! enabled, no kernel runs where nothing is mapped, every request ends, nothing stays disabled or held, and the sums
-//! of the ledger are exact after every turn of the shell.
+//! The checker: what must hold, judged from the device model and the tokens. Nothing moves while a channel of its
+//! process is enabled; no kernel runs where nothing is mapped; every request ends; nothing stays disabled or held; and
+//! the sums of the ledger are exact after every iteration of the shell.
 
 use super::play::{Own, Reclaim, TURN_MS};
 use crate::dice::MS;

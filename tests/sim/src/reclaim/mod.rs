@@ -1,5 +1,5 @@
-//! Random schedules of reclaims: engines whose tokens are what their KV pages contain, beside an online process that
-//! comes, goes and needs memory.
+//! Random schedules of reclaims: engines whose tokens are computed from their KV pages, beside an online process that
+//! starts, ends and needs memory.
 //!
 //! ```text
 //!   online: bursts, demands, use ~> Shell ~> orders: check, move   ~> library: service, talk
@@ -9,10 +9,10 @@
 //!                                device model  ------------------> engine: steps run, tokens come out
 //! ```
 //!
-//! A schedule draws when online wants how much, how long every message and call takes, who is stopped or killed when
-//! (at a time, or just after a certain order), when the agent dies and comes back, when an order fails, and when a
-//! scheduler starts over between a reclaim and its next look at the log. What must hold ([`judge`]) is judged from the
-//! device model and from the tokens. That each of it can fail is tested by [`Break`].
+//! A schedule draws when online needs how much, how long every message and call takes, who is stopped or killed and
+//! when (at a time, or just after a certain order), when the agent dies and returns, when an order fails, and when a
+//! scheduler starts over between a reclaim and its next look at the log. The checker ([`judge`]) judges from the device
+//! model and the tokens. [`Break`] shows that each of its checks can fail.
 
 mod engine;
 mod fault;

@@ -1,4 +1,4 @@
-//! The online process: it is busy now and then, uses an elastic cache, and asks for memory beside it.
+//! The online process: it is busy at times, uses an elastic cache, and asks for memory beside it.
 
 use super::fault::SCRIPT;
 use super::play::{Happening, Reclaim};

@@ -1,4 +1,4 @@
-//! The play: who is there, what happens to them, and what the judge keeps.
+//! The scenario: its processes, what happens to them, and what the checker records.
 
 use super::engine::{Engine, Pages, STRIPES, Step};
 use super::fault::{Fault, SCRIPT, Trigger};

@@ -1,9 +1,9 @@
-//! The thread that changes mappings at the agent's word, as `interposer/src/memory/service.rs` does it.
+//! The thread that changes mappings on the agent's order, as `interposer/src/memory/service.rs` does it.
 //!
-//! It takes one order after the other. It begins one only in the session in which it came, before its deadline, while
-//! the gate word says that a reclaim is under way, and when no thread is inside a call that may hold the driver's
-//! locks. What it began it ends stripe by stripe, and stops between two when the order was called off or its session
-//! is over. The reporter says of what is not answered in time that it is late.
+//! It takes one order after the other. It begins an order only in the session in which the order came, before its
+//! deadline, while the gate word says that a reclaim is under way, and when no thread is inside a call that may hold
+//! the driver's locks. It carries out an order stripe by stripe, and stops between two stripes if the order was
+//! cancelled or its session is over. The reporter says that an order is late if it is not answered in time.
 
 use super::engine::Backing;
 use super::fault::Trigger;

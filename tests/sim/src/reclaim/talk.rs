@@ -1,5 +1,5 @@
-//! What the library in a process says of its memory, and when: on its stream, in order, and of what changes often no
-//! more often than the shipped one.
+//! What the library in a process reports of its memory, and when: on its stream, in order, and no more often than the
+//! library that ships.
 
 use super::engine::{Backing, PER_STRIPE, STRIPES};
 use super::play::{Happening, Own, Reclaim, STRIPE};
