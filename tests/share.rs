@@ -97,7 +97,7 @@ fn each_way_to_allocate_ends_at_the_share_and_online_grows_beside_it() {
 }
 
 /// Functions of the driver that make memory, or seem to, and have no gate: what the name begins with, and why.
-const UNGATED: [(&str, &str); 11] = [
+const UNGATED: [(&str, &str); 14] = [
     ("cuMemAllocHost", "memory of the host"),
     ("cuMemHostAlloc", "memory of the host"),
     ("cuMemGetAllocation", "asks only"),
@@ -124,6 +124,15 @@ const UNGATED: [(&str, &str); 11] = [
         "cuMulticastCreate",
         "addresses of memory that is made by handle",
     ),
+    (
+        "cuLogicalEndpoint",
+        "addresses of memory that is made by handle",
+    ),
+    (
+        "cuIpcOpenMemHandle",
+        "another process' memory, which is counted there",
+    ),
+    ("cuTensorMapSetAllocationClass", "a description"),
 ];
 
 /// P-MEMORY-7: whichever function an offline process allocates by, it gets its share and no more.
@@ -149,7 +158,14 @@ fn every_function_of_the_driver_that_makes_memory_has_a_gate_or_a_reason() {
         ["Alloc", "Import", "ArrayCreate", "Array3DCreate"]
             .iter()
             .any(|part| symbol.contains(part))
-            || ["cuMemCreate", "cuMemPoolCreate", "cuMulticastCreate"].contains(&symbol)
+            || [
+                "cuMemCreate",
+                "cuMemPoolCreate",
+                "cuMulticastCreate",
+                "cuLogicalEndpointCreate",
+            ]
+            .contains(&symbol)
+            || symbol.starts_with("cuIpcOpenMemHandle")
     };
     let list = include_str!("vgpu/cuda/symbols.txt");
     let (mut seen, mut used) = (0, BTreeSet::new());

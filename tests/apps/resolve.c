@@ -4,6 +4,7 @@
  *   gpa VERSION FLAGS    cuGetProcAddress_v2 for everything, itself included
  *   gpa1 VERSION FLAGS   the same by the first cuGetProcAddress
  *   deepbind             a plugin (second argument) opened with RTLD_DEEPBIND launches
+ * From CUDA 13.2 on it launches by that version's functions, too.
  * Prints "counted N of M" for M launches; a library that is not there counts nothing. */
 #define _GNU_SOURCE
 #include "tg.h"
@@ -58,6 +59,20 @@ static void edges(void)
         if (!dlerror()) exit(8);
         if (dlsym(driver, "cudnnCreate")) exit(4);
     }
+}
+
+static _Atomic int calls;
+
+static void called(void *data)
+{
+    (void)data;
+    calls++;
+}
+
+static void called_back(CUstream stream, CUresult result, void *data)
+{
+    (void)stream, (void)result;
+    called(data);
 }
 
 int main(int argc, char **argv)
@@ -115,8 +130,22 @@ int main(int argc, char **argv)
     MUST(GET(CUresult(*)(CUgraphExec *, CUgraph, uint64_t), "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithFlags")(&exec, graph, 0));
     CUresult (*graph_launch)(CUgraphExec, CUstream) = GET(CUresult(*)(CUgraphExec, CUstream), "cuGraphLaunch", "cuGraphLaunch");
     for (int i = 0; i < 4; i++, launches++) MUST(graph_launch(exec, stream));
+    MUST(GET(CUresult(*)(CUgraphExec, CUstream), "cuGraphUpload", "cuGraphUpload")(exec, stream));
+    launches++;
+    MUST(GET(CUresult(*)(CUstream, void (*)(CUstream, CUresult, void *), void *, unsigned), "cuStreamAddCallback", "cuStreamAddCallback")(stream, called_back, 0, 0));
+    launches++;
+    if (!version || version >= 13020) {
+        CUdeviceptr at;
+        uint64_t attributes[8] = {1};
+        MUST(GET(CUresult(*)(CUdeviceptr *, size_t), "cuMemAlloc", "cuMemAlloc_v2")(&at, 8192));
+        MUST(GET(CUresult(*)(CUstream, void (*)(void *), void *, unsigned), "cuLaunchHostFunc", "cuLaunchHostFunc_v2")(stream, called, 0, 0));
+        launches++;
+        MUST(GET(CUresult(*)(CUdeviceptr, CUdeviceptr, size_t, void *, CUstream), "cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync")(at, at + 4096, 4096, attributes, stream));
+        launches++;
+    }
     MUST(sync(stream));
     MUST(sync(0));
+    if (calls != launches - 12 - (!version || version >= 13020)) return 10;
     printf("counted %d of %d\n", counted ? (int)(counted(0) - before) : 0, launches);
     return 0;
 }

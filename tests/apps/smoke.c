@@ -50,7 +50,7 @@ int main(void)
     IS(cuDeviceGetCount(&count), 3);
     MUST(cuInit(0));
     MUST(cuDriverGetVersion(&version));
-    CHECK(version == 13000);
+    CHECK(version == 13050);
     MUST(cuDeviceGetCount(&count));
     CHECK(count >= 1);
     IS(cuStreamCreate(&s, 0), 201);

@@ -31,7 +31,7 @@ def must(result):
 
 def main():
     must(driver.cuInit(0))
-    assert must(driver.cuDriverGetVersion()) == 13000
+    assert must(driver.cuDriverGetVersion()) == 13050
     device = must(driver.cuDeviceGet(0))
     print(must(driver.cuDeviceGetName(64, device)).split(b"\0")[0].decode())
     context = must(driver.cuDevicePrimaryCtxRetain(device))

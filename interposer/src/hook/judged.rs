@@ -8,7 +8,7 @@
 
 use core::ffi::c_void;
 use cudarc::driver::sys;
-use tidegate_abi::cuda::CUresult;
+use tidegate_abi::cuda::{CUresult, CUstreamCallback};
 
 /// How an argument or a result is passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,8 @@ macro_rules! values {
 }
 
 values! {
-    u8, u16, i32, u32, u64, usize, Option<unsafe extern "C" fn(*mut c_void)>, CUresult, sys::CUresult,
+    u8, u16, i32, u32, u64, usize, Option<unsafe extern "C" fn(*mut c_void)>, CUresult, sys::CUresult, CUstreamCallback,
+    sys::CUstreamCallback,
     sys::CUlimit, sys::CUmemLocation, sys::CUmemRangeHandleType, sys::CUpointer_attribute, sys::CUstreamCaptureMode,
 }
 
@@ -147,8 +148,9 @@ macro_rules! lacking {
 
 lacking! { $
     // Of CUDA 13.
-    cuCtxSynchronize_v2 cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync cuMemPrefetchBatchAsync
-    cuMemcpy3DBatchAsync_v2 cuMemcpyBatchAsync_v2
+    cuCtxSynchronize_v2 cuFabricCpyBatchAsync cuLaunchHostFunc_v2 cuMemDiscardAndPrefetchBatchAsync
+    cuMemDiscardBatchAsync cuMemPrefetchBatchAsync cuMemcpy3DBatchAsync_v2 cuMemcpy3DWithAttributesAsync
+    cuMemcpyBatchAsync_v2 cuMemcpyWithAttributesAsync cuStreamBeginRecaptureToGraph
     // Older than the oldest that is still declared.
     cuCtxCreate cuCtxDestroy cuCtxPopCurrent cuCtxPushCurrent cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset
     cuEventDestroy cuGetProcAddress cuMemHostRegister cuStreamBatchMemOp cuStreamBeginCapture cuStreamDestroy

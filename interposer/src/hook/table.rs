@@ -18,7 +18,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tidegate_abi::cuda::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
     CUgreenCtx, CUhostFn, CUlaunchConfig, CUmemoryPool, CUmodule, CUresult, CUstream,
-    CudaLaunchParams,
+    CUstreamCallback, CudaLaunchParams,
 };
 use tidegate_abi::vmm::Properties;
 
@@ -47,7 +47,10 @@ crate::hooks! {
     LaunchGraph[s, exec] 10000 + ptsz fn cuGraphLaunch(exec: CUgraphExec, s: CUstream);
     Launch[s] 9000 + ptsz fn cuLaunchCooperativeKernel(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, s: CUstream, params: *mut *mut c_void);
     LaunchMany[launch::multi_device] 9000 fn cuLaunchCooperativeKernelMultiDevice(list: *mut CudaLaunchParams, count: c_uint, flags: c_uint);
+    Launch[s] 11010 + ptsz fn cuGraphUpload(exec: CUgraphExec, s: CUstream);
     Launch[s, host] 10000 + ptsz fn cuLaunchHostFunc(s: CUstream, f: CUhostFn, data: *mut c_void);
+    Launch[s, host] 13010 + ptsz fn cuLaunchHostFunc_v2(s: CUstream, f: CUhostFn, data: *mut c_void, mode: c_uint);
+    Launch[s, host] 5000 + ptsz fn cuStreamAddCallback(s: CUstream, f: CUstreamCallback, data: *mut c_void, flags: c_uint);
     Launch[NULL] 2000 fn cuLaunch(f: CUfunction);
     Launch[NULL] 2000 fn cuLaunchGrid(f: CUfunction, width: c_int, height: c_int);
     Launch[s] 2000 fn cuLaunchGridAsync(f: CUfunction, width: c_int, height: c_int, s: CUstream);
@@ -67,6 +70,10 @@ crate::hooks! {
     Launch[s] 13000 + ptsz fn cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize, attributes: *mut c_void, which: *mut usize, attribute_count: usize, s: CUstream);
     Launch[s] 12080 + ptsz fn cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, s: CUstream);
     Launch[s] 13000 + ptsz fn cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 13020 + ptsz fn cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, s: CUstream);
+    Launch[s] 13020 + ptsz fn cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 13050 + ptsz fn cuFabricCpyBatchAsync(count: usize, list: *mut c_void, flags: u64, s: CUstream);
+    Launch[s] 12060 + ptsz fn cuMemBatchDecompressAsync(list: *mut c_void, count: usize, flags: c_uint, failed: *mut usize, s: CUstream);
     Launch[s] 3020 + ptsz fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, s: CUstream);
     Launch[s] 3020 + ptsz fn cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, s: CUstream);
     Launch[s] 3020 + ptsz fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, s: CUstream);
@@ -78,8 +85,14 @@ crate::hooks! {
     Launch[s] 13000 + ptsz fn cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
     Launch[s] 13000 + ptsz fn cuMemDiscardBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, flags: u64, s: CUstream);
     Launch[s] 13000 + ptsz fn cuMemDiscardAndPrefetchBatchAsync(at: *mut CUdeviceptr, bytes: *mut usize, count: usize, locations: *mut c_void, which: *mut usize, location_count: usize, flags: u64, s: CUstream);
+    Launch[s] 11010 + ptsz fn cuMemMapArrayAsync(list: *mut c_void, count: c_uint, s: CUstream);
+    Launch[s] 6000 + ptsz fn cuStreamAttachMemAsync(s: CUstream, at: CUdeviceptr, bytes: usize, flags: c_uint);
+    Launch[s] 3000 + ptsz fn cuGraphicsMapResources(count: c_uint, list: *mut *mut c_void, s: CUstream);
+    Launch[s] 3000 + ptsz fn cuGraphicsUnmapResources(count: c_uint, list: *mut *mut c_void, s: CUstream);
 
     // What makes a stream wait, or others go on.
+    Launch[s] 10000 + ptsz fn cuSignalExternalSemaphoresAsync(list: *const *mut c_void, values: *const c_void, count: c_uint, s: CUstream);
+    Launch[s, host] 10000 + ptsz fn cuWaitExternalSemaphoresAsync(list: *const *mut c_void, values: *const c_void, count: c_uint, s: CUstream);
     Launch[s, host] 8000 + ptsz fn cuStreamBatchMemOp(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
     Launch[s, host] 11070 + ptsz fn cuStreamBatchMemOp_v2(s: CUstream, count: c_uint, list: *mut c_void, flags: c_uint);
     Launch[s] 8000 + ptsz fn cuStreamWriteValue32(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint);
@@ -152,6 +165,7 @@ crate::hooks! {
     Capture[capture::begin, s] 10000 + ptsz fn cuStreamBeginCapture(s: CUstream);
     Capture[capture::begin, s] 10010 + ptsz fn cuStreamBeginCapture_v2(s: CUstream, mode: c_int);
     Capture[capture::begin, s] 12030 + ptsz fn cuStreamBeginCaptureToGraph(s: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int);
+    Capture[capture::begin, s] 13030 + ptsz fn cuStreamBeginRecaptureToGraph(s: CUstream, mode: c_int, graph: CUgraph, f: *const c_void, data: *mut c_void);
     Capture[capture::end, s] 10000 + ptsz fn cuStreamEndCapture(s: CUstream, graph: *mut CUgraph);
 
     // Memory: KV caches answer as one allocation, the rest is counted.

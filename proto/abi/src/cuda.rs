@@ -72,6 +72,7 @@ pub type CUgraphExec = *mut c_void;
 pub type CUgreenCtx = *mut c_void;
 pub type CUmemoryPool = *mut c_void;
 pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 
 /// `CU_STREAM_LEGACY`: the default stream that synchronises with all others of its context.
 pub const CU_STREAM_LEGACY: usize = 1;

@@ -23,7 +23,7 @@ pub const SLOTS: usize = 1024;
 /// Streams a slot can tell apart.
 pub const STREAMS: usize = 8;
 /// Rows of the table, from the first on, whose calls a thread counts in its own slot.
-pub const HOT_ROWS: usize = 84;
+pub const HOT_ROWS: usize = 110;
 
 /// The page launches look at.
 pub static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());

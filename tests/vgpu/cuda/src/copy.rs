@@ -168,6 +168,21 @@ pub fn peer_async(
     any_async(default, to, from, bytes, stream)
 }
 
+/// `cuMemcpyWithAttributesAsync`: whatever the attributes say, the source is read in stream order.
+pub fn with_attributes(
+    default: DefaultStream,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    attributes: *const std::ffi::c_void,
+    stream: CUstream,
+) -> CudaResult {
+    if attributes.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    any_async(default, to, from, bytes, stream)
+}
+
 macro_rules! fills {
     ($($sync:ident, $asynchronous:ident, $rows:ident, $rows_async:ident: $value:ty;)*) => {$(
         /// One row of elements.

@@ -11,8 +11,8 @@ use crate::gpu::{Gpu, Semaphores};
 use crate::result::{CudaResult, store};
 use crate::rm::{Rm, RmError};
 
-/// What `cuDriverGetVersion` says: CUDA 13.0.
-pub const VERSION: i32 = 13000;
+/// What `cuDriverGetVersion` says: CUDA 13.5.
+pub const VERSION: i32 = 13050;
 
 /// Everything opened by cuInit.
 pub struct Driver {

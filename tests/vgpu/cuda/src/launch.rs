@@ -1,8 +1,10 @@
 //! Launches: every signature becomes a [`Kernel`] and goes to its stream.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
-use tidegate_abi::cuda::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
+use tidegate_abi::cuda::{
+    CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream, CUstreamCallback,
+};
 
 use crate::capturing;
 use crate::handle::Pinned;
@@ -148,11 +150,25 @@ pub fn host_function(
     submit::enqueue(stream, Work::Host(work::host(function, data)?)).map(|_| ())
 }
 
-/// `CUstreamCallback`.
-pub type StreamCallback = Option<unsafe extern "C" fn(CUstream, c_int, *mut c_void)>;
+/// `CU_HOST_TASK_SPINWAIT`, the highest of the ways in which the driver's thread waits for host functions.
+const SPIN_WAIT: c_uint = 1;
+
+/// `cuLaunchHostFunc_v2`: no thread waits in another way here.
+pub fn host_function_v2(
+    default: DefaultStream,
+    stream: CUstream,
+    function: CUhostFn,
+    data: *mut c_void,
+    mode: c_uint,
+) -> CudaResult {
+    if mode > SPIN_WAIT {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    host_function(default, stream, function, data)
+}
 
 struct Callback {
-    function: unsafe extern "C" fn(CUstream, c_int, *mut c_void),
+    function: unsafe extern "C" fn(CUstream, CUresult, *mut c_void),
     stream: CUstream,
     data: *mut c_void,
 }
@@ -161,14 +177,14 @@ unsafe extern "C" fn call_back(at: *mut c_void) {
     // SAFETY: `at` is the box that `stream_callback` leaked for this one call.
     let callback = unsafe { Box::from_raw(at.cast::<Callback>()) };
     // SAFETY: the application promised that this call is valid on a driver thread.
-    unsafe { (callback.function)(callback.stream, 0, callback.data) };
+    unsafe { (callback.function)(callback.stream, CUresult::SUCCESS, callback.data) };
 }
 
 /// `cuStreamAddCallback`.
 pub fn stream_callback(
     default: DefaultStream,
     handle: CUstream,
-    function: StreamCallback,
+    function: CUstreamCallback,
     data: *mut c_void,
     _flags: c_uint,
 ) -> CudaResult {

@@ -1,6 +1,6 @@
 //! libcuda.so.1 of the virtual GPU.
 //!
-//! Unmodified programs load this library and find the public CUDA 13.0 driver API: every entry
+//! Unmodified programs load this library and find the public CUDA 13.5 driver API: every entry
 //! point is exported under all its names, the ones real programs use do what the manual says, and
 //! the rest answer `CUDA_ERROR_NOT_SUPPORTED`. Below, it is a driver client like the real one: it
 //! opens `/dev/nvidia*`, allocates objects with RM ioctls through libc's `ioctl` (so a preloaded

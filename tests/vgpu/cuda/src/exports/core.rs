@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use tidegate_abi::cuda::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, CUuuid};
+use tidegate_abi::cuda::{
+    CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, CUstreamCallback, CUuuid,
+};
 
 use super::{export, exports};
 use crate::objects::current::DefaultStream;
@@ -95,7 +97,7 @@ exports! {
     cuStreamSynchronize / cuStreamSynchronize_ptsz(stream: CUstream) => stream::synchronize;
     cuStreamQuery / cuStreamQuery_ptsz(stream: CUstream) => stream::query;
     cuStreamWaitEvent / cuStreamWaitEvent_ptsz(stream: CUstream, event: CUevent, flags: c_uint) => event::stream_wait;
-    cuStreamAddCallback / cuStreamAddCallback_ptsz(stream: CUstream, function: launch::StreamCallback, data: *mut c_void, flags: c_uint) => launch::stream_callback;
+    cuStreamAddCallback / cuStreamAddCallback_ptsz(stream: CUstream, function: CUstreamCallback, data: *mut c_void, flags: c_uint) => launch::stream_callback;
     cuStreamGetPriority / cuStreamGetPriority_ptsz(stream: CUstream, priority: *mut c_int) => stream::priority;
     cuStreamGetFlags / cuStreamGetFlags_ptsz(stream: CUstream, flags: *mut c_uint) => stream::flags;
     cuStreamGetId / cuStreamGetId_ptsz(stream: CUstream, id: *mut u64) => stream::id;

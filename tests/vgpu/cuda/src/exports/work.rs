@@ -83,4 +83,5 @@ exports! {
     cuLaunchKernelEx / cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) => launch::launch_ex;
     cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz(function: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: CUstream, params: *mut *mut c_void) => launch::cooperative;
     cuLaunchHostFunc / cuLaunchHostFunc_ptsz(stream: CUstream, function: CUhostFn, data: *mut c_void) => launch::host_function;
+    cuLaunchHostFunc_v2 / cuLaunchHostFunc_v2_ptsz(stream: CUstream, function: CUhostFn, data: *mut c_void, mode: c_uint) => launch::host_function_v2;
 }
