@@ -760,6 +760,7 @@ fn an_offline_program_sees_its_share_and_gets_no_more() {
             slot: 0,
             total_bytes: 64 << 20,
             yields_bytes: 0,
+            limited: false,
         }),
     );
     assert_eq!(program.succeed().trim(), "ok");

@@ -96,6 +96,26 @@ fn each_way_to_allocate_ends_at_the_share_and_online_grows_beside_it() {
     }
 }
 
+/// P-MEMORY-7: a share of nothing is a share.
+#[test]
+fn an_offline_process_gets_nothing_where_online_has_the_whole_pool() {
+    let config = "[identity]\ntrust_env_uids = [\"self\"]\n[memory]\npool = \"128MiB\"\n";
+    let node = Node::new(&["--memory-mib", "256"], config);
+    let mut online = Program::start(&node, "online", "share", &["alloc", "140"]);
+    assert_eq!(online.line(), "got 140 of 256");
+    wait_for("the books to know that nothing is left", || {
+        let free = view::status(&node)["gpus"][0]["memory"]["free_bytes"].as_u64();
+        (free == Some(0)).then_some(())
+    });
+    for way in ["alloc", "async", "pitch", "create"] {
+        let mut offline = Program::start(&node, "offline", "share", &[way, "100"]);
+        // A device is never shown with less than 2 MiB.
+        assert_eq!(offline.line(), "got 0 of 2", "{way}");
+        offline.end();
+    }
+    online.end();
+}
+
 /// Functions of the driver that make memory, or seem to, and have no gate: what the name begins with, and why.
 const UNGATED: [(&str, &str); 14] = [
     ("cuMemAllocHost", "memory of the host"),

@@ -342,8 +342,9 @@ impl Talk {
             }
             Command::Share(share) => {
                 let slot = usize::try_from(share.slot).unwrap_or(usize::MAX);
-                let sizes = &memory.shown.sizes;
-                sizes.set(slot, share.total_bytes, share.yields_bytes);
+                let is_share = share.limited || share.total_bytes != 0;
+                let bytes = is_share.then_some(share.total_bytes);
+                memory.shown.sizes.set(slot, bytes, share.yields_bytes);
             }
             Command::BeatsWanted(_) => memory.beats.want(memory.inbox.session.load(Acquire)),
             Command::DemandAnswer(answer) => {

@@ -865,13 +865,17 @@ pub struct Pressure {
 pub struct Share {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
-    /// 0: the driver's own answer.
+    /// The share of the process: it may have so much. 0 without `limited`, as agents from before that field say it: there is
+    /// no share, and the answers are the driver's own.
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
     /// Memory that counts as free although the driver says that it is not: others give it up when this process allocates
     /// it.
     #[prost(uint64, tag = "3")]
     pub yields_bytes: u64,
+    /// `total_bytes` is a share even if it is 0.
+    #[prost(bool, tag = "4")]
+    pub limited: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetStatusRequest {

@@ -219,6 +219,7 @@ pub fn command(order: MemoryOrder) -> Command {
             slot,
             total_bytes: bytes.0,
             yields_bytes: yields.0,
+            limited: true,
         }),
     }
 }

@@ -9,10 +9,16 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use tidegate_abi::page::DEVICES;
 
+/// No share: what the driver says.
+const NONE: u64 = u64::MAX;
+/// A device is shown with at least so much, also where the application may have nothing of it: programs divide by the
+/// size. It is the least that VMM allocates on any GPU.
+const LEAST_SIZE: u64 = 2 << 20;
+
 /// One device.
 #[derive(Debug)]
 struct Device {
-    /// What the application may have of it; 0: what the driver says.
+    /// What the application may have of it, or [`NONE`].
     share: AtomicU64,
     /// What of it others give up as soon as it is allocated.
     yields: AtomicU64,
@@ -29,7 +35,7 @@ impl Default for Sizes {
         Self(
             [const {
                 Device {
-                    share: AtomicU64::new(0),
+                    share: AtomicU64::new(NONE),
                     yields: AtomicU64::new(0),
                     size: AtomicU64::new(0),
                 }
@@ -39,18 +45,18 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// The agent's word.
-    pub fn set(&self, device: usize, share: u64, yields: u64) {
+    /// The agent's word: what the application may have, which can be nothing, or `None`: what the driver says.
+    pub fn set(&self, device: usize, share: Option<u64>, yields: u64) {
         if let Some(device) = self.0.get(device) {
             device.yields.store(yields, Release);
-            device.share.store(share, Release);
+            device.share.store(share.unwrap_or(NONE), Release);
         }
     }
 
     /// What the application may have of a device; `None`: what the driver says.
     pub fn share_of(&self, device: usize) -> Option<u64> {
         let share = self.0.get(device)?.share.load(Relaxed);
-        (share != 0).then_some(share)
+        (share != NONE).then_some(share)
     }
 
     /// What of a device others give up as soon as it is allocated.
@@ -68,8 +74,9 @@ impl Sizes {
         let size = match place.load(Relaxed) {
             known if known != 0 && held > 0 => known,
             _ => {
-                place.store(share, Relaxed);
-                share
+                let size = share.max(LEAST_SIZE);
+                place.store(size, Relaxed);
+                size
             }
         };
         Some((size, share.min(size).saturating_sub(held)))
@@ -80,34 +87,56 @@ impl Sizes {
 mod tests {
     use super::*;
 
+    const MIB: u64 = 1 << 20;
+    const WHOLE: u64 = 200 * MIB;
+
+    /// The MiB of a room, with these held on a device of 200.
+    fn room(shown: &Sizes, device: usize, held: u64) -> Option<(u64, u64)> {
+        let room = shown.room(device, Some(WHOLE), held * MIB);
+        room.map(|(size, left)| (size / MIB, left / MIB))
+    }
+
     /// P-MEMORY-33: a device keeps the size that was shown while memory of it is held.
     #[test]
     fn a_device_keeps_its_size_while_memory_of_it_is_held() {
-        const WHOLE: u64 = 200;
-        let whole = Some(WHOLE);
         let shown = Sizes::default();
-        shown.set(0, 100, 0);
-        let room = |held| shown.room(0, whole, held);
-        assert_eq!(room(0), Some((100, 100)));
+        let set = |device, share| shown.set(device, Some(share * MIB), 0);
+        set(0, 100);
+        assert_eq!(room(&shown, 0, 0), Some((100, 100)));
         // Others take 30, and give back more.
-        shown.set(0, 70, 0);
-        assert_eq!(room(20), Some((100, 50)));
-        shown.set(0, 140, 0);
-        assert_eq!(room(20), Some((100, 80)));
-        shown.set(0, 10, 0);
-        assert_eq!(room(20), Some((100, 0)));
+        set(0, 70);
+        assert_eq!(room(&shown, 0, 20), Some((100, 50)));
+        set(0, 140);
+        assert_eq!(room(&shown, 0, 20), Some((100, 80)));
+        set(0, 10);
+        assert_eq!(room(&shown, 0, 20), Some((100, 0)));
         // Who begins anew begins with what there is.
-        shown.set(0, 140, 0);
-        assert_eq!(room(0), Some((140, 140)));
+        set(0, 140);
+        assert_eq!(room(&shown, 0, 0), Some((140, 140)));
         // Who looked before it was attached has seen all of the device.
-        assert_eq!(shown.room(1, whole, 0), Some((WHOLE, WHOLE)));
-        shown.set(1, 60, 0);
-        assert_eq!(shown.room(1, whole, 20), Some((WHOLE, 40)));
+        assert_eq!(room(&shown, 1, 0), Some((200, 200)));
+        set(1, 60);
+        assert_eq!(room(&shown, 1, 20), Some((200, 40)));
         // Who looks for the first time with memory has seen nothing.
-        shown.set(2, 60, 0);
-        assert_eq!(shown.room(2, whole, 20), Some((60, 40)));
-        shown.set(2, 40, 0);
-        assert_eq!(shown.room(2, whole, 20), Some((60, 20)));
-        assert_eq!(shown.room(DEVICES, whole, 0), None);
+        set(2, 60);
+        assert_eq!(room(&shown, 2, 20), Some((60, 40)));
+        set(2, 40);
+        assert_eq!(room(&shown, 2, 20), Some((60, 20)));
+        assert_eq!(room(&shown, DEVICES, 0), None);
+    }
+
+    /// P-MEMORY-7: a share of nothing is not the same as no share.
+    #[test]
+    fn a_share_can_be_nothing() {
+        let shown = Sizes::default();
+        assert_eq!(shown.share_of(0), None);
+        shown.set(0, Some(0), 0);
+        assert_eq!(shown.share_of(0), Some(0));
+        assert_eq!(room(&shown, 0, 0), Some((2, 0)));
+        shown.set(0, Some(60 * MIB), 0);
+        assert_eq!(room(&shown, 0, 0), Some((60, 60)));
+        shown.set(0, None, 0);
+        assert_eq!(shown.share_of(0), None);
+        assert_eq!(room(&shown, 0, 0), Some((200, 200)));
     }
 }
