@@ -78,7 +78,7 @@ pub unsafe extern "C" fn tg_attach(name: *const c_char, rank: u32, world: u32) -
             log::line(&format!("tg_attach: {error}"));
             libc::EIO
         })?;
-        process.memory.set_log(Member::new(log, &[]));
+        process.memory.set_log(Member::without_table(log));
         *membership = Membership {
             name,
             rank,
@@ -321,10 +321,12 @@ pub unsafe extern "C" fn tg_poll(
         if lost_count.is_null() || back_count.is_null() || seq.is_null() {
             return Err(libc::EINVAL);
         }
-        let shared = log_of(process)?;
-        begin_to_read(&process.memory.job.membership)?;
+        log_of(process)?;
+        begin_to_read(&process.memory)?;
+        let member = process.memory.log().ok_or(libc::ENOTCONN)?;
+        let shared = member.shared();
         let mut membership = sys::lock(&process.memory.job.membership);
-        let begun = membership.read_from(shared, step);
+        let begun = membership.read_from(member, step);
         let news = begun.and_then(|()| membership.reader.read(shared, step));
         let news = news.map_err(|refused| match refused {
             Refused::Step(_) => libc::ESTALE,

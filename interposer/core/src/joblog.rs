@@ -23,7 +23,7 @@
 //! * No process that dies in the middle stops another: an entry is one store, and the next process moves the head over
 //!   it.
 //! * Room is *promised* before anything is counted, so that two ranks that lose blocks at once cannot both get the last
-//!   slot. If a process dies in between, its promise stays, and the log is shorter by what one call can need.
+//!   slot. A process counts its promises in its table too ([`Member`]), so that they end with it.
 //!
 //! The log also knows which process misses a part of a block ([`Member`]), so that what a process missed ends with it.
 //!
@@ -171,11 +171,31 @@ impl<W: Word + Default, B: Tally + Default, const E: usize, const C: usize, cons
 }
 
 /// Entries that a call may append, given back at its end.
-struct Promise<'a, W: Word>(&'a W, u64);
+struct Promise<'a, W: Word> {
+    all: &'a W,
+    own: Option<&'a W>,
+    entries: u64,
+}
+
+impl<'a, W: Word> Promise<'a, W> {
+    /// What a process counts as its own is never more than it has in the count of all. One that is killed between the two
+    /// leaves its promise there.
+    fn new(all: &'a W, own: Option<&'a W>, entries: u64) -> Self {
+        all.fetch_add(entries);
+        if let Some(own) = own {
+            own.fetch_add(entries);
+        }
+        Self { all, own, entries }
+    }
+}
 
 impl<W: Word> Drop for Promise<'_, W> {
     fn drop(&mut self) {
-        self.0.fetch_add(self.1.wrapping_neg());
+        let less = self.entries.wrapping_neg();
+        if let Some(own) = self.own {
+            own.fetch_add(less);
+        }
+        self.all.fetch_add(less);
     }
 }
 
@@ -227,10 +247,10 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     ///
     /// Of two that promise at once the later sees both. What is read before the head is never ahead of
     /// it, and an entry appended meanwhile counts as promised too: too little room is seen at worst.
-    fn promise(&self, count: u32) -> Result<Promise<'_, W>, Refused> {
+    /// `own` is where the process counts it.
+    fn promise<'a>(&'a self, count: u32, own: Option<&'a W>) -> Result<Promise<'a, W>, Refused> {
         let most = u64::from(count / 2 + 1);
-        self.promised.fetch_add(most);
-        let promise = Promise(&self.promised, most);
+        let promise = Promise::new(&self.promised, own, most);
         let withheld = self.withheld();
         let promised = self.promised.load(Acquire);
         let unread = self.head().saturating_sub(withheld);
@@ -279,14 +299,14 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     ///
     /// A rank that loses such a block meanwhile may say so first. Then it is told as lost again, while a part of it is
     /// held: whoever comes next sees which of the two was last.
-    fn give_back(&self, first: u32, blocks: &[B]) {
+    fn give_back(&self, first: u32, blocks: &[B], own: Option<&W>) {
         let lower = |at: &u32| blocks[*at as usize].lower() == 1;
         let mut back: Vec<u32> = (0..).zip(blocks).map(|(at, _)| at).filter(lower).collect();
         loop {
             self.append_runs(first, &back, false);
             back.retain(|at| blocks[*at as usize].load() != 0);
             let count = u32::try_from(back.len()).unwrap_or(0);
-            let Some(_promise) = self.promise(4 * count).ok().filter(|_| count > 0) else {
+            let Some(_promise) = self.promise(4 * count, own).ok().filter(|_| count > 0) else {
                 return;
             };
             for at in &back {
@@ -298,7 +318,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     }
 
     /// Appends every missing block as lost again.
-    fn tell_again(&self) -> Result<(), Refused> {
+    fn tell_again(&self, own: Option<&W>) -> Result<(), Refused> {
         const AT_ONCE: usize = 1024;
         let mut at = 0;
         while let Some(next) = self.missing[at..]
@@ -309,7 +329,7 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
             let run = self.missing[first..].iter().take(AT_ONCE);
             let count = run.take_while(|block| block.load() != 0).count().max(1);
             at = first + count;
-            self.tell(first, count)?;
+            self.tell(first, count, own)?;
         }
         Ok(())
     }
@@ -317,17 +337,17 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// Appends blocks as lost that may be missing.
     ///
     /// A part of each is held meanwhile, so that one that is there, or comes back at once, is told as back after that.
-    fn tell(&self, first: usize, count: usize) -> Result<(), Refused> {
+    fn tell(&self, first: usize, count: usize, own: Option<&W>) -> Result<(), Refused> {
         let blocks = &self.missing[first..first + count];
         let first = u32::try_from(first).map_err(|_| Refused::Block)?;
         let count = u32::try_from(count).map_err(|_| Refused::Block)?;
-        let _promise = self.promise(count + 2)?;
+        let _promise = self.promise(count + 2, own)?;
         for block in blocks {
             block.raise();
         }
         let lost = true;
         self.append(News { lost, first, count });
-        self.give_back(first, blocks);
+        self.give_back(first, blocks, own);
         Ok(())
     }
 
@@ -355,8 +375,13 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// # Errors
     /// When there is no room; then nothing was counted.
     pub fn lose(&self, first: u32, count: u32) -> Result<u64, Refused> {
+        self.lose_as(None, first, count)
+    }
+
+    /// By a process that counts its promises in `own`.
+    fn lose_as(&self, own: Option<&W>, first: u32, count: u32) -> Result<u64, Refused> {
         let blocks = self.range(first, count)?;
-        let _promise = self.promise(count)?;
+        let _promise = self.promise(count, own)?;
         let raise = |(_, block): &(u32, &B)| block.raise() == 0;
         let lost: Vec<u32> = (0..).zip(blocks).filter(raise).map(|(at, _)| at).collect();
         self.append_runs(first, &lost, true);
@@ -369,8 +394,8 @@ impl<W: Word, B: Tally, const E: usize, const C: usize, const N: usize> Shared<W
     /// When there is no room; then nothing was counted.
     pub fn regain(&self, first: u32, count: u32) -> Result<u64, Refused> {
         let blocks = self.range(first, count)?;
-        let _promise = self.promise(count)?;
-        self.give_back(first, blocks);
+        let _promise = self.promise(count, None)?;
+        self.give_back(first, blocks, None);
         Ok(self.head())
     }
 
@@ -456,13 +481,14 @@ pub struct Step {
 }
 
 impl Reader {
-    /// The next reader of `rank`, who counts its steps from 0.
+    /// The next reader of `rank`, who counts its steps from 0. `own` is where its process counts its promises.
     ///
     /// # Errors
     /// When there is no room to name what is missing again.
     pub fn begin<W: Word, B: Tally, const E: usize, const C: usize, const N: usize>(
         shared: &Shared<W, B, E, C, N>,
         rank: u32,
+        own: Option<&W>,
     ) -> Result<Self, Refused> {
         let readers = &shared.readers[rank as usize % RANKS];
         let generation = u64::from(readers.fetch_add(1, AcqRel)) + 1;
@@ -477,7 +503,7 @@ impl Reader {
         });
         // Of the first readers nothing was acknowledged: every loss is there to read.
         if start > 0 {
-            shared.tell_again()?;
+            shared.tell_again(own)?;
         }
         let kept = shared.head().saturating_sub(E as u64);
         Ok(Self {

@@ -26,7 +26,8 @@ pub fn run(input: &[u8]) {
     let (words, shared) = (&memory.0, memory.log());
     shared.begin(2);
     let own: [AtomicU8; BLOCKS] = std::array::from_fn(|_| AtomicU8::new(0));
-    let member = Member::new(shared, &own);
+    let promised = AtomicU64::new(0);
+    let member = Member::new(shared, &own, &promised);
     let mut readers = [Reader::at_end(shared); 2];
     let mut step = 0;
     for _ in 0..256 {
@@ -46,13 +47,16 @@ pub fn run(input: &[u8]) {
                 let values = [0, 1, 31, 32, 33, (1 << 40) - 1, u64::MAX - 1, u64::MAX];
                 words[used(8 + word)].store(values[usize::from(input.byte() % 8)], Relaxed);
             }
-            3 => own[usize::from(input.byte()) % BLOCKS].store(input.byte(), Relaxed),
+            3 => match input.byte() {
+                u8::MAX => promised.store(input.long(), Relaxed),
+                at => own[usize::from(at) % BLOCKS].store(input.byte(), Relaxed),
+            },
             4 | 5 => drop(member.lose(input.byte().into(), input.byte().into())),
             6 => drop(member.regain(input.byte().into(), input.byte().into())),
             7 => drop(member.end()),
             8 => {
                 let rank = u32::from(input.byte());
-                readers[reader] = Reader::begin(shared, rank).unwrap_or(readers[reader]);
+                readers[reader] = Reader::begin(shared, rank, Some(&promised)).unwrap_or(readers[reader]);
             }
             9 => shared.acknowledge(input.long()),
             10 => step = input.long() >> (input.byte() % 64),

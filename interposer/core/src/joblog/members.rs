@@ -1,7 +1,8 @@
 //! The log as one process of the job counts in it.
 //!
-//! A process counts what it misses twice: in the counts of all, and in a table of its own that outlives it. When it is
-//! gone, whoever finds that subtracts what its table says.
+//! A process counts what it misses twice: in the counts of all, and in a table of its own that outlives it. It does the same
+//! with the room that it promises itself for the length of a call. When it is gone, whoever finds that subtracts what its
+//! table says.
 //!
 //! The table never says more than the process has in the counts of all: it is raised after them and lowered before
 //! them. So a block is never reported as back while another process still misses it. If a process is killed between the
@@ -9,6 +10,7 @@
 
 use super::{BLOCKS, CUTS, ENTRIES, Refused, Shared};
 use crate::word::{Tally, Word};
+use core::sync::atomic::Ordering::{Acquire, Release};
 use core::sync::atomic::{AtomicU8, AtomicU64};
 
 /// Blocks that are taken back at once.
@@ -26,14 +28,35 @@ pub struct Member<
 > {
     shared: &'a Shared<W, B, E, C, N>,
     own: &'a [B],
+    promised: Option<&'a W>,
 }
 
 impl<'a, W: Word, B: Tally, const E: usize, const C: usize, const N: usize>
     Member<'a, W, B, E, C, N>
 {
-    /// The one whose table `own` is. It has a place for each block that the process may lose.
-    pub const fn new(shared: &'a Shared<W, B, E, C, N>, own: &'a [B]) -> Self {
-        Self { shared, own }
+    /// One that has no table yet, and loses nothing.
+    pub const fn without_table(shared: &'a Shared<W, B, E, C, N>) -> Self {
+        Self {
+            shared,
+            own: &[],
+            promised: None,
+        }
+    }
+
+    /// The one whose table has `own`, a place for each block that the process may lose, and `promised`, the entries that it
+    /// has promised itself.
+    pub const fn new(shared: &'a Shared<W, B, E, C, N>, own: &'a [B], promised: &'a W) -> Self {
+        Self {
+            shared,
+            own,
+            promised: Some(promised),
+        }
+    }
+
+    /// Where it counts the entries that it has promised itself.
+    #[must_use]
+    pub const fn promised(&self) -> Option<&'a W> {
+        self.promised
     }
 
     /// The job's log.
@@ -60,7 +83,7 @@ impl<'a, W: Word, B: Tally, const E: usize, const C: usize, const N: usize>
     /// As there, and for a block that its table has no place for.
     pub fn lose(&self, first: u32, count: u32) -> Result<u64, Refused> {
         let own = self.range(first, count)?;
-        let number = self.shared.lose(first, count)?;
+        let number = self.shared.lose_as(self.promised, first, count)?;
         for block in own {
             block.raise();
         }
@@ -74,17 +97,28 @@ impl<'a, W: Word, B: Tally, const E: usize, const C: usize, const N: usize>
     pub fn regain(&self, first: u32, count: u32) -> Result<u64, Refused> {
         let own = self.range(first, count)?;
         let blocks = self.shared.range(first, count)?;
-        let _promise = self.shared.promise(count)?;
+        let _promise = self.shared.promise(count, self.promised)?;
         // One that ended in the middle of a loss has a part of it in its table.
         let mut at = 0;
         while at < own.len() {
             let run = own[at..].iter().take_while(|block| block.lower() != 0);
             let run = run.count();
             let first = first + u32::try_from(at).unwrap_or(0);
-            self.shared.give_back(first, &blocks[at..at + run]);
+            self.shared
+                .give_back(first, &blocks[at..at + run], self.promised);
             at += run + 1;
         }
         Ok(self.shared.head())
+    }
+
+    /// Gives back the room that a process promised itself that is gone.
+    fn keeps_no_promise(&self) {
+        if let Some(own) = self.promised {
+            // More than there are entries nobody promises: a process has written where it should not.
+            let left = own.load(Acquire).min(E as u64);
+            own.store(0, Release);
+            self.shared.promised.fetch_add(left.wrapping_neg());
+        }
     }
 
     /// Takes back all that a process missed that is gone. Only one may do so at a time.
@@ -92,6 +126,7 @@ impl<'a, W: Word, B: Tally, const E: usize, const C: usize, const N: usize>
     /// # Errors
     /// When the log has no room: then the rest is to be taken back later.
     pub fn end(&self) -> Result<(), Refused> {
+        self.keeps_no_promise();
         let mut at = 0;
         while let Some(next) = self.own[at..].iter().position(|block| block.load() != 0) {
             let first = at + next;

@@ -84,7 +84,7 @@ fn every_rank_sees_the_same_cut_at_the_same_step() {
 fn a_next_reader_counts_from_0_and_is_told_what_is_missing() {
     let shared = shared();
     shared.lose(3, 2).expect("room");
-    let mut first = Reader::begin(&shared, 0).expect("room");
+    let mut first = Reader::begin(&shared, 0, None).expect("room");
     assert_eq!(
         read(&shared, &mut first, 0),
         (vec![3, 4], vec![]),
@@ -96,7 +96,7 @@ fn a_next_reader_counts_from_0_and_is_told_what_is_missing() {
     shared.regain(4, 1).expect("room");
     assert_eq!(read(&shared, &mut first, 2_000), (vec![], vec![4]));
     shared.lose(9, 1).expect("room");
-    let mut next = Reader::begin(&shared, 0).expect("room");
+    let mut next = Reader::begin(&shared, 0, None).expect("room");
     shared.lose(20, 1).expect("room");
     assert_eq!(read(&shared, &mut next, 0), (vec![9, 3, 20], vec![]));
     shared.lose(30, 1).expect("room");
@@ -109,14 +109,14 @@ fn a_next_reader_counts_from_0_and_is_told_what_is_missing() {
 fn the_next_readers_of_all_ranks_see_the_same_news() {
     let shared = shared();
     for rank in 0..2 {
-        let mut reader = Reader::begin(&shared, rank).expect("room");
+        let mut reader = Reader::begin(&shared, rank, None).expect("room");
         shared.lose(rank * 2, 1).expect("room");
         read(&shared, &mut reader, 0);
     }
-    let mut one = Reader::begin(&shared, 0).expect("room");
+    let mut one = Reader::begin(&shared, 0, None).expect("room");
     let news = read(&shared, &mut one, 0);
     shared.lose(7, 1).expect("room");
-    let mut two = Reader::begin(&shared, 1).expect("room");
+    let mut two = Reader::begin(&shared, 1, None).expect("room");
     assert_eq!(read(&shared, &mut two, 0), news);
     assert_eq!(read(&shared, &mut one, 1).0, read(&shared, &mut two, 1).0);
 }
@@ -208,7 +208,12 @@ proptest! {
         let tables: Vec<Vec<AtomicU8>> = (0..3)
             .map(|_| (0..64).map(|_| AtomicU8::new(0)).collect())
             .collect();
-        let members: Vec<Member<'_>> = tables.iter().map(|own| Member::new(&shared, own)).collect();
+        let promised = [const { AtomicU64::new(0) }; 3];
+        let members: Vec<Member<'_>> = tables
+            .iter()
+            .zip(&promised)
+            .map(|(own, promised)| Member::new(&shared, own, promised))
+            .collect();
         let mut held: [Vec<(u32, u32)>; 3] = Default::default();
         let mut reader = Reader::at_end(&shared);
         let mut told = [false; 64];
@@ -254,7 +259,8 @@ fn what_a_process_counted_in_its_table_last_is_kept_lost_rather_than_taken_from_
     let tables: Vec<Vec<AtomicU8>> = (0..2)
         .map(|_| (0..8).map(|_| AtomicU8::new(0)).collect())
         .collect();
-    let [one, other] = [&tables[0], &tables[1]].map(|own| Member::new(&shared, own));
+    let promised = [const { AtomicU64::new(0) }; 2];
+    let [one, other] = [0, 1].map(|at| Member::new(&shared, &tables[at], &promised[at]));
     one.lose(1, 2).expect("room");
     other.lose(1, 2).expect("room");
     // It was killed after the counts of all, before its table was full.
@@ -264,4 +270,25 @@ fn what_a_process_counted_in_its_table_last_is_kept_lost_rather_than_taken_from_
     assert!(!shared.is_missing(1) && shared.is_missing(2));
     assert_eq!(one.lose(7, 2), Err(Refused::Block), "no place in its table");
     assert!(!shared.is_missing(7));
+}
+
+/// P-MEMORY-10: a process that dies inside a call leaves the others all the room that there is.
+#[test]
+fn what_a_dead_process_promised_itself_is_room_again() {
+    const MOST: u32 = 2 * (ENTRIES as u32 - 1);
+    let shared = shared();
+    let table: Vec<AtomicU8> = (0..8).map(|_| AtomicU8::new(0)).collect();
+    let promised = AtomicU64::new(0);
+    let dead = Member::new(&shared, &table, &promised);
+    std::mem::forget(shared.promise(60_000, dead.promised()).expect("room"));
+    std::mem::forget(shared.promise(60_000, dead.promised()).expect("room"));
+    assert_eq!(shared.lose(0, 20_000), Err(Refused::Unread));
+    dead.end().expect("nothing is lost");
+    shared.lose(0, MOST).expect("all of the log is free");
+    shared.acknowledge(shared.head());
+    shared.regain(0, MOST).expect("likewise");
+    dead.end().expect("a second time it takes back nothing");
+    shared.acknowledge(shared.head());
+    shared.lose(0, MOST).expect("all of the log is free");
+    assert_eq!(shared.promised.load(Acquire), 0);
 }

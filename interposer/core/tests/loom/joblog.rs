@@ -187,7 +187,7 @@ fn a_next_reader_knows_what_is_missing() {
     model(|| {
         let log: Arc<Shared<Cell, Count, 8, 2, 4>> = Arc::default();
         log.lose(0, 1).unwrap();
-        let mut first = Reader::begin(&log, 0).unwrap();
+        let mut first = Reader::begin(&log, 0, None).unwrap();
         let news = first.read(&log, 0).unwrap();
         first.consume(&news);
         log.acknowledge(news.upto);
@@ -198,7 +198,7 @@ fn a_next_reader_knows_what_is_missing() {
                 log.lose(2, 1).unwrap();
             })
         };
-        let mut next = Reader::begin(&log, 0).unwrap();
+        let mut next = Reader::begin(&log, 0, None).unwrap();
         let mut missing = [false; 4];
         let mut step = |number| {
             let news = next.read(&log, number).unwrap();

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tidegate_abi::page::{DEVICES, Page};
 use tidegate_core::elastic::Elastic;
 use tidegate_core::hold::Changing;
-use tidegate_core::joblog::{Member, Reader, Refused, Shared};
+use tidegate_core::joblog::{Member, Reader, Refused};
 use tidegate_proto::v1::{self, client_event::Event};
 
 /// An elastic cache's device, and its blocks.
@@ -315,7 +315,8 @@ impl State {
 
 /// Before losses are read. One process at most does so for this rank: another engine in the same job would take its steps
 /// for this one's.
-pub(crate) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int> {
+pub(crate) fn begin_to_read(memory: &Memory) -> Result<(), c_int> {
+    let membership = &memory.job.membership;
     let known = sys::lock(membership);
     match known.reads {
         Some(true) => return Ok(()),
@@ -331,6 +332,9 @@ pub(crate) fn begin_to_read(membership: &Mutex<Membership>) -> Result<(), c_int>
     let mut known = sys::lock(membership);
     known.reads = Some(reads);
     if reads {
+        drop(known);
+        // What it promises itself as it begins is to end with it. It can do without.
+        can_lose(memory, 1);
         return Ok(());
     }
     log::line(&format!(
@@ -352,7 +356,7 @@ pub(crate) fn can_lose(memory: &Memory, blocks: u32) -> bool {
     let joined = sys::lock(&memory.job.membership).joined.clone();
     let (answer_tx, answer_rx) = mpsc::channel();
     let asked = joined.is_some_and(|joined| joined.send(Ask::Table(blocks, answer_tx)).is_ok());
-    let Some(own) = answer_rx
+    let Some(table) = answer_rx
         .recv_timeout(WAIT)
         .ok()
         .flatten()
@@ -360,7 +364,7 @@ pub(crate) fn can_lose(memory: &Memory, blocks: u32) -> bool {
     else {
         return false;
     };
-    memory.set_log(Member::new(log.shared(), own));
+    memory.set_log(table.member(log.shared()));
     true
 }
 
@@ -379,14 +383,14 @@ pub(crate) fn is_read(membership: &Mutex<Membership>) -> bool {
 
 impl Membership {
     /// Begins a reader before its first step: one that counts lower than the last is a scheduler more.
-    pub(crate) fn read_from(&mut self, shared: &Shared, step: u64) -> Result<(), Refused> {
+    pub(crate) fn read_from(&mut self, log: &Member<'_>, step: u64) -> Result<(), Refused> {
         let goes_on = match self.polled {
             Polled::Begun => true,
             Polled::At(last) => step >= last && step > 0,
             Polled::Never => false,
         };
         if !goes_on {
-            self.reader = Reader::begin(shared, self.rank)?;
+            self.reader = Reader::begin(log.shared(), self.rank, log.promised())?;
             self.polled = Polled::Begun;
         }
         Ok(())
