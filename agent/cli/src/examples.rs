@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 41] = [
+const EXAMPLES: [(&str, &str); 42] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -35,6 +35,10 @@ const EXAMPLES: [(&str, &str); 41] = [
     (
         "finetune",
         "tidegate finetune --model models/llama --data train.jsonl --lora r=16,alpha=32 --out adapters/support",
+    ),
+    (
+        "tune",
+        "tidegate tune --engine /run/tidegate/tune.sock --data train.jsonl --name support --out adapters/support",
     ),
     ("demo", "tidegate demo --seconds 20 --html demo.html"),
     (

@@ -28,6 +28,7 @@ mod table;
 mod tips;
 mod top;
 mod trace;
+mod tune;
 mod values;
 
 pub use agent::Unreachable;
@@ -149,6 +150,8 @@ enum Command {
     Run(run::Args),
     /// Train a LoRA of a local model offline, and have a running vLLM answer with it.
     Finetune(Box<finetune::Args>),
+    /// Train a LoRA inside a running vLLM, which answers with it while it learns.
+    Tune(Box<tune::Args>),
     /// Show what Tidegate does, on a virtual GPU: three runs of the same requests. Needs no agent and no GPU.
     Demo(demo::Args),
     /// Estimate harvest and cost for a trace. Needs no agent and no GPU.
@@ -196,6 +199,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         || error.is::<doctor::NotStarted>()
         || error.is::<misused::Misused>()
         || error.is::<finetune::NoPackage>()
+        || error.is::<tune::Usage>()
     {
         return 2;
     }
@@ -255,6 +259,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
         Command::Replay(args) => replay::run(args)?,
         Command::Run(args) => return run::run(&cli.agent, args),
         Command::Finetune(args) => return finetune::run(&cli.agent, args),
+        Command::Tune(args) => return tune::run(args),
         Command::Report(args) => report::run(args)?,
         Command::Bench(args) => return bench::run(&cli.agent, args).map_err(refused),
         Command::Doctor(arguments) => return doctor::run(&cli.agent, arguments),
@@ -300,6 +305,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Replay(_)
         | Command::Run(_)
         | Command::Finetune(_)
+        | Command::Tune(_)
         | Command::Cdi(_)
         | Command::Place(_)
         | Command::Completions { .. }
