@@ -20,50 +20,50 @@ use tidegate_policy::fair::{Gives, UserShare};
 /// A message for the shell.
 #[derive(Debug)]
 pub enum Input {
-    /// A process said hello on its stream.
+    /// A process sent its greeting on its stream.
     Attached(Box<Newcomer>),
-    /// An attached process said something.
+    /// An attached process sent a message.
     Said(u64, Said),
     /// The connection of a session ended.
     Disconnected(u64),
-    /// A process ended, with all its sessions.
+    /// A process ended, and all of its sessions with it.
     Exited(Process),
-    /// The prover looked at a session's clients.
+    /// The prover checked a session's clients.
     Proof(Proof),
-    /// A proof was made again.
+    /// An ownership check was repeated.
     Aged(Aged),
-    /// An issue thread did, or failed to do, what it was asked.
+    /// An issue thread did its task, or failed.
     Issued(Issued),
-    /// Channels that are in no list any more were enabled, or are stuck.
+    /// Channels that are in no list any more were enabled, or could not be.
     Released(Released),
-    /// An issue thread set, or failed to set, timeslices.
+    /// An issue thread set timeslices, or failed.
     Sliced(Sliced),
-    /// MPS runs, or no longer: clients of processes that sent no file are not managed while it does.
+    /// MPS started or ended. While it runs, clients of processes that sent no file are not managed.
     Mps(bool),
     /// Other settings are in force.
     Configure(Box<Tunables>),
     /// Enable everything, then end.
     Stop,
-    /// A successor waits: leave the channels as they are and end.
+    /// A successor waits: leave the channels as they are, and end.
     HandOver,
 }
 
-/// What the kernel says of a process, as far as the shell uses it.
+/// What the kernel says about a process, as far as the shell uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Which.
+    /// Its process id.
     pub process: Process,
     /// Its effective user when it connected.
     pub uid: u32,
     /// `comm`.
     pub name: Text,
-    /// Whose allowance it uses.
+    /// The tenant whose rate limits it uses.
     pub tenant: Tenant,
     /// Where it runs.
     pub whereabouts: Whereabouts,
 }
 
-/// Where a process runs, by the names that people join on; empty: it runs in none, or nobody says so.
+/// Where a process runs, by the names on which metrics are joined. A field is empty if it does not apply or is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whereabouts {
     /// Unit of the system's service manager.
@@ -80,11 +80,11 @@ pub struct Whereabouts {
     pub slurm_job: Text,
 }
 
-/// Digits of a container's id that its tools show.
+/// How many digits of a container's id tools print.
 const SHORT_ID: usize = 12;
 
 impl Whereabouts {
-    /// The most telling of them, for people.
+    /// The most specific of these, for operators.
     #[must_use]
     pub fn text(&self) -> String {
         let short: String = self.container.chars().take(SHORT_ID).collect();
@@ -107,24 +107,24 @@ impl Whereabouts {
 pub struct Library {
     /// Its version.
     pub version: Text,
-    /// Driver version it saw.
+    /// The driver version that it saw.
     pub driver: Text,
-    /// It counts launches plainly with membarrier, else by atomic adds.
+    /// It counts launches in plain words, with membarrier; otherwise by atomic adds.
     pub membarrier: bool,
-    /// It takes orders about memory.
+    /// It accepts orders about memory.
     pub takes_memory: bool,
-    /// Its page tells whether it has work, if it is asked to look.
+    /// Its page says whether it has work, if the agent asks.
     pub says_work: bool,
-    /// It has words for leases: a trainer takes them, an online engine says its iterations.
+    /// It has words for leases: a trainer takes them, and an online engine reports its iterations.
     pub knows_leases: bool,
 }
 
-/// What a process asked to be, and what became of that.
+/// The role that a process asked for, and the result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// The role; None: it asked for none.
     pub role: Option<Role>,
-    /// Why it did not get it, for people; empty: it did, or asked for nothing.
+    /// Why it did not get the role, human-readable; empty: it did, or asked for none.
     pub refused: String,
 }
 
@@ -133,48 +133,48 @@ pub struct Asked {
 pub struct Newcomer {
     /// The agent's number for this connection.
     pub session: u64,
-    /// Who it is.
+    /// The process.
     pub peer: Peer,
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// Why, for people.
+    /// Why it has that role, human-readable.
     pub rule: String,
-    /// What it asked to be.
+    /// The role that it asked for.
     pub asked: Asked,
-    /// What it gives its job among others.
+    /// The weight and class that it gives its job.
     pub gives: Gives,
     /// The job it belongs to if it is offline. Jobs of different owners never mix.
     pub job: Text,
     /// The rule that makes one job of all processes that it matches and that name the same; None: the job is its
     /// container's, or its user's.
     pub joined_by: Option<Text>,
-    /// What is in it.
+    /// Its library.
     pub library: Library,
-    /// Generation of the agent it obeyed before; 0: none.
+    /// Generation of the agent that it obeyed before; 0: none.
     pub last_agent_generation: u64,
-    /// Its clock, of which all its times are.
+    /// Its clock, on which all of its times are.
     pub clock: ProcessClock,
-    /// Its page; None for a client that could not take it.
+    /// Its page; None: it could not receive one.
     pub page: Option<PageRef>,
-    /// The control file it sent; not looked at yet.
+    /// The control file that it sent; not checked yet.
     pub control_file: Option<SentFile>,
-    /// Where it listens.
+    /// Its stream, to which messages go.
     pub outbox: Box<dyn Outbox>,
 }
 
-/// What a process reports.
+/// A message of a process.
 #[derive(Debug)]
 pub enum Said {
-    /// A place of its page is this GPU.
+    /// A device of its page is this GPU.
     Device {
-        /// The place.
+        /// Index of the device in the page.
         slot: u32,
         /// The GPU.
         uuid: [u8; 16],
     },
     /// Its RM objects.
     Rm {
-        /// `changes` is everything there is, not what is new.
+        /// `changes` is everything that exists, not only what is new.
         snapshot: bool,
         /// In order.
         changes: Vec<RmChange>,

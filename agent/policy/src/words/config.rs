@@ -7,38 +7,37 @@ use core::time::Duration;
 /// Settings of a [`crate::node::Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How long online must stay idle before offline wakes.
+    /// How long online must be idle before offline starts.
     pub cooldown: Cooldown,
-    /// What gates offline work: decides which jobs are ordered about and when launch gates move.
+    /// Whether offline is gated by channels or by launch gates only.
     pub means: Means,
-    /// A busy online process whose prober makes no progress for this long no longer counts; nor do requests in flight
-    /// of a process that works on none of them for this long.
+    /// A busy online process whose prober makes no progress for this long no longer counts. Neither do requests in
+    /// flight of a process that works on none of them for this long.
     pub frozen_after: Duration,
-    /// Whether a process that is busy without launching keeps counting as busy.
+    /// Whether a process that is busy without launching still counts as busy.
     pub suspects: Suspects,
-    /// A job gated this long without a turn is reported; below the shortest timeout of the engines.
+    /// A job that is gated for this long without running is reported. Below the shortest timeout of the engines.
     pub max_gated: Duration,
     /// What happens to such a job.
     pub on_max_gated: OnMaxGated,
-    /// Disables of one job that may fail in a row before it is given up.
+    /// How many disables of one job may fail in a row before the job is given up.
     pub disable_retries: u32,
-    /// First wait before a failed enable is tried again; doubles up to [`Config::ENABLE_RETRY_MAX`].
+    /// The first delay before a failed enable is tried again. It doubles up to [`Config::ENABLE_RETRY_MAX`].
     pub enable_retry: Duration,
-    /// A new agent knows nothing of online: its gates stay shut at least this long after the start.
+    /// A new agent knows nothing about online, so its gates stay closed at least this long after the start.
     pub start_hold: Duration,
     /// How memory is shared.
     pub sharing: Sharing,
     /// How several jobs share a GPU.
     pub fair: Fair,
-    /// What online's users may pay for it; `None`: [`Reserving::pressure_every`] says how often online may
+    /// By how much offline may delay online's users; `None`: [`Reserving::pressure_every`] says how often online may
     /// run out of headroom.
     pub slo: Option<Slo>,
-    /// How trainers run beside online; `None`: they do not, and wait for gates as every job does.
+    /// How trainers run beside online; `None`: they do not, and wait for gates like every job.
     pub leases: Option<Leasing>,
 }
 
-/// By how much the means of online's users may rise, hundredths of a percent; the rule stands in
-/// [`crate::budget`].
+/// By how much the mean times of online's users may rise, in hundredths of a percent. [`crate::budget`] has the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
     /// The time to first token.
@@ -48,7 +47,7 @@ pub struct Slo {
 }
 
 impl Config {
-    /// Longest wait between two tries to enable: a channel that stays disabled hangs a tenant.
+    /// The longest delay between two tries to enable: a channel that stays disabled stops a tenant.
     pub const ENABLE_RETRY_MAX: Duration = Duration::from_secs(1);
 }
 
@@ -87,17 +86,17 @@ impl Default for Cooldown {
     }
 }
 
-/// How the cooldown is learnt; the rule stands in [`crate::gap`].
+/// How the cooldown is learnt. [`crate::gap`] has the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learning {
     /// A decode gap counts at least this long ...
     pub window: Duration,
     /// ... and at least until this many more were seen.
     pub window_gaps: u64,
-    /// Decode gaps needed before the estimate is believed at all; until then the cooldown is `max`,
-    /// and of n gaps it is at least `max * sqrt(warm_up / n)`.
+    /// How many decode gaps are needed before the estimate is used. Until then the cooldown is `max`; after n gaps it
+    /// is at least `max * sqrt(warm_up / n)`.
     pub warm_up: u64,
-    /// Equal iterations in a row that make a launch pattern a decode step.
+    /// How many equal iterations in a row make a launch pattern a decode step.
     pub repeats: u32,
     /// Shortest cooldown.
     pub min: Duration,
@@ -121,16 +120,16 @@ impl Default for Learning {
 /// What gates offline work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Means {
-    /// L1 to L4. Orders go to GPUs on which a job holds channels; its launch gate stays open beside
-    /// them, save while channels are stalled or given up.
+    /// L1 to L3. Orders go to the GPUs on which a job holds channels. Its launch gate stays open, except while channels
+    /// are stalled or given up.
     #[default]
     Channels,
-    /// L5. Orders go to every GPU a job uses, and the shell carries them out on the launch gate
-    /// itself; [`crate::effect::Effect::CloseLaunchGate`] and its opposite are not used.
+    /// L5. Orders go to every GPU that a job uses, and the shell carries them out on the launch gate itself.
+    /// [`crate::effect::Effect::CloseLaunchGate`] and its opposite are not used.
     LaunchGate,
 }
 
-/// What becomes of an online process that is busy without launching.
+/// How an online process counts that is busy without launching.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Suspects {
     /// It counts: a persistent kernel is work.
@@ -140,25 +139,25 @@ pub enum Suspects {
     Ignore,
 }
 
-/// What becomes of a job that was gated for too long.
+/// What happens to a job that was gated for too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnMaxGated {
     /// It stays gated.
     #[default]
     Hold,
-    /// It gets one turn of this length in an idle gap about as long as the longest seen meanwhile.
+    /// It runs once for this long, in an idle gap about as long as the longest seen meanwhile.
     Breathe(Duration),
 }
 
 /// Whether jobs on one GPU run one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FairMode {
-    /// One at a time, each for a turn, by weight; the rule stands in [`crate::fair`].
+    /// One at a time, each for a turn, by weight. [`crate::fair`] has the rule.
     #[default]
     Turns,
-    /// All at once: the GPU divides its time among their channels, whosever they are.
+    /// All at once. The GPU divides its time among their channels.
     Together,
-    /// All at once, and the GPU divides its time by weight; in turns where that cannot be.
+    /// All at once. The GPU divides its time by weight; where that is impossible, jobs take turns.
     Slices,
 }
 
@@ -167,9 +166,9 @@ pub enum FairMode {
 pub struct Fair {
     /// Whether they take turns.
     pub mode: FairMode,
-    /// How long a job runs before another that wants to has its turn.
+    /// How long a job runs before the next one that wants to run.
     pub turn: Duration,
-    /// Jobs for which a GPU's memory is divided before they are there.
+    /// The least number of jobs among which a GPU's memory is divided.
     pub slots: u32,
 }
 
@@ -184,38 +183,38 @@ impl Default for Fair {
     }
 }
 
-/// How an online process' reservation grows and shrinks; the rule stands in [`crate::reserve`].
+/// How an online process' reservation grows and shrinks. [`crate::reserve`] has the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserving {
-    /// Mean time between two shortages that the operator accepts: one minute over the target
-    /// rate per minute.
+    /// The mean time between two allocation stalls that the operator accepts: one minute, divided by the target rate
+    /// per minute.
     pub pressure_every: Duration,
-    /// Share of the reservation, in per cent, whose use is pressure: more is mapped ahead of need.
+    /// Use of more than this share of the reservation, in per cent, is pressure: then more is mapped ahead of need.
     pub pressure_percent: u8,
-    /// What is given back at once: a handle, or a stripe where layers are outermost.
+    /// How much is given back at a time: a handle, or a stripe if layers are outermost.
     pub step: Bytes,
-    /// Least headroom; at least a step.
+    /// The smallest headroom; at least a step.
     pub min: Bytes,
-    /// Most headroom.
+    /// The largest headroom.
     pub max: Bytes,
 }
 
 impl Reserving {
-    /// The headroom times this on a shortage, in per cent, until it has once sufficed for
-    /// `pressure_every`: a first burst is met by doubling.
+    /// Factor of the headroom on an allocation stall, in per cent, until the headroom has once sufficed for
+    /// `pressure_every`: the first burst doubles it.
     pub const FIRST_GROWTH: u64 = 200;
-    /// The same from then on. Small steps follow the load better than large ones: of 10 to
-    /// 100 per cent more, 10 to 15 left offline the most memory over hours of twelve traces.
+    /// The same factor afterwards. Small steps follow the load better than large ones: among increases of 10 to 100 per
+    /// cent, 10 to 15 left offline the most memory over hours of twelve traces.
     pub const GROWTH: u64 = 112;
     /// Natural logarithm of that growth, in thousandths.
     pub const GROWTH_LN: u64 = 113;
 
-    /// Most that the least headroom is by itself: two long prompts of a chat and what runs beside.
+    /// The largest default of the smallest headroom: two long prompts of a chat, and what runs beside them.
     const USUAL_MIN: Bytes = Bytes::mib(1_280);
 
-    /// The usual rules for a pool of so many bytes: the least headroom is an eighth of it, 1.25 GiB at
-    /// most. Of 0.5 to 2 GiB this kept the most for offline over ten recorded workloads, at a tenth of
-    /// what their users would notice.
+    /// The default rules for a pool of this size: the smallest headroom is an eighth of it, at most 1.25 GiB. Among 0.5
+    /// to 2 GiB, this value kept the most for offline over ten recorded workloads, at a tenth of what their users would
+    /// notice.
     #[must_use]
     pub fn of_pool(pool: Bytes) -> Self {
         let usual = Self::default();
@@ -241,17 +240,17 @@ impl Default for Reserving {
 /// How memory is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// From a demand to the last answer of a reclaim; beyond, the job is unreclaimable for now and
-    /// the demand is not met.
+    /// The longest time from a demand to the last answer of a reclaim. After it, nothing more is taken from the job for
+    /// the time being, and the demand is not met.
     pub reclaim_deadline: Duration,
-    /// Memory is given back to a job that runs at most this often.
+    /// The shortest time between two restores to a job that runs.
     pub restore_interval: Duration,
-    /// Most that moves in one reclaim, on each GPU: the first of it is mapped for online while the
-    /// rest is still being taken, and a demand never waits behind more than this being given back.
+    /// The most that moves in one reclaim, on each GPU. The first batch is mapped for online while the next is being
+    /// taken, and a demand never waits for a larger restore than this.
     pub batch: Bytes,
-    /// A process that could not map what it was promised is promised nothing more for this long.
+    /// A process that could not map what it was promised gets no further promise for this long.
     pub map_retry: Duration,
-    /// What was promised to an allocation and is not allocated after this long is taken back.
+    /// A promise to an allocation ends after this long if the memory was not allocated.
     pub promise_lasts: Duration,
     /// How online's reservations grow and shrink.
     pub reserving: Reserving,

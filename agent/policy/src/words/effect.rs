@@ -12,16 +12,16 @@ use core::time::Duration;
 /// One thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Disable every channel the job holds on that GPU now. Orders to one GPU are carried out in order;
-    /// each is answered once, by `Disabled` or `DisableFailed`, unless a later order for the same
-    /// job and GPU has overtaken it: then the answer may be left out.
+    /// Disable every channel that the job now holds on that GPU. Orders to one GPU are carried out in order. Each is
+    /// answered once, by `Disabled` or `DisableFailed`; the answer may be missing if a later order for the same job and
+    /// GPU has overtaken it.
     Disable(Order),
-    /// Enable every channel the job holds on that GPU now, after one more look at the activity words of
-    /// the online processes of that GPU. Answered by `Enabled`, `EnableFailed` or `EnableSkipped`.
+    /// Enable every channel that the job now holds on that GPU, after one more look at the activity words of the GPU's
+    /// online processes. Answered by `Enabled`, `EnableFailed` or `EnableSkipped`.
     Enable {
         /// The order.
         order: Order,
-        /// Whether that last look counts.
+        /// Whether that look can prevent the enable.
         look: Look,
     },
     /// Close the job's launch gate on every device: launches wait.
@@ -34,24 +34,24 @@ pub enum Effect {
         /// The job.
         job: JobId,
     },
-    /// Close the job's launch gate on every device, and make calls that may hold the driver's locks
-    /// wait too: a reclaim is under way.
+    /// Close the job's launch gate on every device, and let calls that may hold the driver's locks wait too: a reclaim
+    /// is under way.
     HoldLaunchGate {
         /// The job.
         job: JobId,
     },
-    /// Ask a process whether a thread of it is inside a call that may hold the driver's locks, once
-    /// its launch gate is held. Answered by `Checked`.
+    /// Once its launch gate is held, ask a process whether one of its threads is inside a call that may hold the
+    /// driver's locks. Answered by `Checked`.
     Check {
         /// The order.
         reclaim: ReclaimId,
         /// Who.
         session: SessionId,
-        /// When the answer is no use any more.
+        /// When the answer becomes useless.
         until: Instant,
     },
-    /// Have a process reclaim or restore the stripes of [`crate::node::Node::stripes`], in that
-    /// order. Every channel of its job is disabled, and stays so until it has answered by `Moved`.
+    /// Let a process reclaim or restore the stripes of [`crate::node::Node::stripes`], in that order. Every channel of
+    /// its job is disabled, and stays disabled until the process has answered by `Moved`.
     Move {
         /// The order.
         reclaim: ReclaimId,
@@ -64,32 +64,32 @@ pub enum Effect {
         /// When to be done.
         until: Instant,
     },
-    /// Nobody waits for that move any more: stop where it stands, and say where that is.
+    /// Cancel a move: the process stops where it is, and reports how far it came.
     CancelMove {
         /// The order.
         reclaim: ReclaimId,
         /// Who.
         session: SessionId,
     },
-    /// Have an online process map its elastic cache up or down to this. Answered by `Mapped`.
+    /// Let an online process grow or shrink its elastic cache to this size. Answered by `Mapped`.
     Map {
         /// Who.
         session: SessionId,
         /// Its KV cache.
         kv: KvId,
-        /// All that is to be mapped of it.
+        /// How much of it is to be mapped.
         bytes: Bytes,
     },
     /// Tell an online process whether its demand is met.
     AnswerAsk {
         /// Who.
         session: SessionId,
-        /// Its number for the demand.
+        /// The process' number for the demand.
         ask: AskId,
-        /// Whether it is.
+        /// Whether the demand is met.
         granted: Granted,
     },
-    /// Tell a trainer to run units beside online. Its launch gate opens after it, and the channels of the job are
+    /// Give a trainer a lease to run units beside online. Then its launch gate opens, and the channels of the job are
     /// enabled. The trainer begins no unit that it does not expect to end within `granted`, and answers by `Returned`.
     Lease {
         /// Whose trainer.
@@ -98,11 +98,11 @@ pub enum Effect {
         gpu: GpuId,
         /// Which.
         lease: LeaseId,
-        /// So many units at most.
+        /// The largest number of units.
         units: u32,
-        /// What they may take, from when it has the GPU.
+        /// How long they may take, from the moment at which the trainer has the GPU.
         granted: Duration,
-        /// When the gate shuts, whatever runs.
+        /// When the gate closes, whatever still runs.
         until: Instant,
     },
     /// Tell a trainer to begin no further unit of that lease.
@@ -114,14 +114,14 @@ pub enum Effect {
         /// Which.
         lease: LeaseId,
     },
-    /// Set how long each group of channels that computes for the job keeps that GPU beside others. Unanswered where it is
-    /// done; else answered by `SliceRefused`.
+    /// Set the timeslice of each channel group that computes for the job on that GPU. Answered by `SliceRefused` if the
+    /// driver refuses it, and not at all otherwise.
     Timeslice {
         /// Whose.
         job: JobId,
         /// Where.
         gpu: GpuId,
-        /// How long; `None`: what it was before the first time.
+        /// The timeslice; `None`: the value before it was first set.
         slice: Option<Duration>,
     },
     /// Read the activity words of every online process on these GPUs and send them as events.
@@ -131,34 +131,35 @@ pub enum Effect {
     },
     /// Send `Tick` at that time. Replaces the timer of every earlier `WakeAt`.
     WakeAt(Instant),
-    /// Tell people: an event, a metric, a log line.
+    /// Report something to operators: as an event, a metric or a log line.
     Emit(Report),
 }
 
 /// Whether a demand for memory is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {
-    /// The memory is there for it.
+    /// The memory is available.
     Yes,
-    /// It is not, and will not be in time.
+    /// It is not available, and will not be in time.
     No,
 }
 
-/// Whether an enable is given up when online turns out to be busy.
+/// Whether an enable is skipped if online turns out to be busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Yes: skip the order then and answer `EnableSkipped`.
+    /// Yes: the order is then answered by `EnableSkipped`.
     First,
-    /// No: channels in an unknown state are enabled whatever online does, and decided about afterwards.
+    /// No: the channels are enabled whatever online does. Used for channels in an unknown state, which are decided
+    /// about afterwards.
     Unconditional,
 }
 
-/// Something worth knowing.
+/// Something that operators see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Offline was disabled because online came back; complete when the last job's last disable returned.
+    /// Offline was disabled because online became busy. It is reported when the last job's last disable has returned.
     Preempted {
-        /// The GPU whose busy edge it was.
+        /// The GPU of the busy edge.
         gpu: GpuId,
         /// When that edge rang.
         rang: Instant,
@@ -174,7 +175,7 @@ pub enum Report {
         /// The job.
         job: JobId,
     },
-    /// A disable failed. All of the job is enabled again, then decided about anew.
+    /// A disable failed. The whole job is enabled, then policy decides anew.
     DisableFailed {
         /// The order.
         order: Order,
@@ -195,27 +196,28 @@ pub enum Report {
         /// The job.
         job: JobId,
     },
-    /// A job was gated for `max_gated` without a turn.
+    /// A job has been gated for `max_gated` without running.
     MaxGated {
         /// The job.
         job: JobId,
         /// Since when.
         since: Instant,
     },
-    /// It gets a turn.
+    /// A job that has waited long gets an anti-starvation window.
     Breathed {
         /// The job.
         job: JobId,
     },
-    /// An issue thread is stuck in the driver; launch gates of jobs it was to disable are closed meanwhile.
+    /// A driver call of an issue thread does not return. The launch gates of jobs that the thread was to disable are
+    /// closed meanwhile.
     IssueStalled {
         /// Its GPU.
         gpu: GpuId,
     },
-    /// It says that requests are in flight, and no work of theirs came for `frozen_after`: they no longer count until
-    /// it works.
+    /// A process reports requests in flight, but no work of them came for `frozen_after`. They do not count until the
+    /// process works again.
     Doubted {
-        /// Whose word it is.
+        /// The process.
         session: SessionId,
     },
     /// A busy online process makes no progress and no longer counts.
@@ -223,12 +225,12 @@ pub enum Report {
         /// The process.
         session: SessionId,
     },
-    /// It makes progress and counts again.
+    /// Such a process makes progress and counts again.
     Recovered {
         /// The process.
         session: SessionId,
     },
-    /// The same request went on after a wake: the cooldown was too short for this gap.
+    /// A request continued after offline had started in one of its gaps: the cooldown was too short.
     CooldownViolated {
         /// Where.
         gpu: GpuId,
@@ -245,9 +247,9 @@ pub enum Report {
         handles: Handles,
         /// On each of its GPUs.
         bytes: Bytes,
-        /// What its requests compute again.
+        /// Tokens that its requests compute again.
         tokens: Tokens,
-        /// From the demand to the last answer.
+        /// Time from the demand to the last answer.
         took: Duration,
     },
     /// Memory was restored to a job.
@@ -257,11 +259,11 @@ pub enum Report {
         /// On each of its GPUs.
         bytes: Bytes,
     },
-    /// Nothing can be taken from a job for now.
+    /// Nothing can be taken from a job at the moment.
     Unreclaimable {
         /// The job.
         job: JobId,
-        /// Where its last reclaim stood.
+        /// The phase that its last reclaim had reached.
         phase: Phase,
     },
     /// Online came under pressure.
@@ -270,9 +272,9 @@ pub enum Report {
         session: SessionId,
         /// Where.
         gpu: GpuId,
-        /// In use.
+        /// Memory in use.
         used: Bytes,
-        /// To be mapped from here on.
+        /// Memory that is to be mapped from now on.
         reservation: Bytes,
     },
     /// A demand of online was not met.
@@ -284,7 +286,7 @@ pub enum Report {
         /// How much it was.
         bytes: Bytes,
     },
-    /// A trainer still ran when its lease was over: its channels are disabled.
+    /// A trainer had not returned when its lease was over. Its channels are disabled.
     LeaseOverrun {
         /// Whose.
         job: JobId,
@@ -292,12 +294,12 @@ pub enum Report {
         gpu: GpuId,
         /// Which.
         lease: LeaseId,
-        /// What it was meant to take.
+        /// The time that was granted.
         granted: Duration,
         /// How long it had run.
         used: Duration,
     },
-    /// A trainer has not returned in time too often: for so long no lease is given to it, and it runs by the gate alone.
+    /// A trainer overran too many leases. It gets none for a time, and runs only while the gate is open.
     LeaseDemoted {
         /// Whose.
         job: JobId,
@@ -306,38 +308,38 @@ pub enum Report {
         /// For how long.
         lasts: Duration,
     },
-    /// Online alone needs longer for a token than it promised: nothing is lent until that has changed.
+    /// Online alone needs longer for a token than it promised. No lease is granted until that changes.
     LeaseTpotTooLow {
         /// Where.
         gpu: GpuId,
-        /// What it needs.
+        /// The time that online alone needs.
         alone: Duration,
-        /// What it promised.
+        /// The time that it promised.
         tpot: Duration,
     },
-    /// Units of a trainer have never fit.
+    /// No unit of a trainer has ever fit.
     LeaseUnitTooLong {
         /// Whose.
         job: JobId,
         /// Where.
         gpu: GpuId,
-        /// What one takes.
+        /// How long one unit takes.
         unit: Duration,
-        /// What would have fit at most.
+        /// The longest unit that would have fit.
         fits: Duration,
     },
-    /// Gates hold jobs again after an ungated block.
+    /// An ungated block has ended: gates hold jobs again.
     GatedAgain {
-        /// How long they did not.
+        /// How long the block lasted.
         lasted: Duration,
-        /// Nobody ended it: its time was over.
+        /// The block ended because its time was over; nobody ended it.
         expired: bool,
     },
-    /// Timeslices were asked for, and the jobs beside this one take turns because of it.
+    /// The operator asked for timeslices, but because of this job it and the jobs beside it take turns.
     TurnsInstead {
         /// The job.
         job: JobId,
-        /// What it lacks.
+        /// Why it cannot have timeslices.
         lacks: Lacks,
     },
     /// The operator paused a job.

@@ -15,8 +15,8 @@ use core::time::Duration;
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A process counts as online from here on (its role is online, or not known yet). Its devices
-    /// count from their first [`Event::Activity`], which the shell reads and sends right after.
+    /// From now on a process counts as online (its role is online, or not known yet). Its devices count from their
+    /// first [`Event::Activity`], which the shell reads and sends right after this.
     OnlineAttached {
         /// The process.
         session: SessionId,
@@ -36,14 +36,14 @@ pub enum Event<'a> {
         /// What its words said.
         reading: Reading,
     },
-    /// The process' prober still makes rounds (or, without a page, its stream still speaks).
+    /// The process' prober still makes rounds (or, without a page, its stream still sends messages).
     Progress {
         /// The process.
         session: SessionId,
         /// Its last round.
         at: Instant,
     },
-    /// A device of an online process is busy without launches, or no longer so.
+    /// A device of an online process is busy without launches, or this is no longer so.
     Suspected {
         /// The process.
         session: SessionId,
@@ -52,15 +52,15 @@ pub enum Event<'a> {
         /// Whether it is.
         suspect: bool,
     },
-    /// Lifecycle hint: a request is in flight from here on.
+    /// The engine reports that a request is in flight from now on.
     RequestStarted {
         /// The engine.
         session: SessionId,
         /// The request.
         request: RequestId,
     },
-    /// Lifecycle hint: its last token is out, or it was given up. Of a request that never started: none is in flight,
-    /// and the engine will say when one comes.
+    /// The engine reports that a request has ended: its last token is out, or it was aborted. For a request that never
+    /// started it means that none is in flight, and that the engine will report when one arrives.
     RequestEnded {
         /// The engine.
         session: SessionId,
@@ -83,52 +83,52 @@ pub enum Event<'a> {
         /// The process.
         session: SessionId,
     },
-    /// An offline process created or freed channels the agent can control. The shell has put new
-    /// ones into its lists *before* it says so, so that the disable that may follow reaches them.
+    /// An offline process created or freed channels that the agent can control. The shell has put new ones into its
+    /// lists *before* this event, so that a disable that follows reaches them.
     ChannelsChanged {
         /// The process.
         session: SessionId,
         /// Where.
         gpu: GpuId,
-        /// How many it holds there from here on.
+        /// How many it holds there from now on.
         channels: Channels,
-        /// Some of them are new, so an order carried out before did not reach them.
+        /// Some of them are new, so an order that was carried out before did not reach them.
         grown: bool,
     },
-    /// An offline process has work for a GPU, or none. Until it says so it counts as having some.
+    /// Whether an offline process has work for a GPU. Before this event it counts as having work.
     Works {
         /// The process.
         session: SessionId,
-        /// Whether it has.
+        /// Whether it has work.
         works: bool,
     },
-    /// Whether an offline process counts when memory is divided among jobs. Until it says so it does.
+    /// Whether an offline process counts when memory is divided among jobs. Before this event it does.
     Counts {
         /// The process.
         session: SessionId,
-        /// Whether it does.
+        /// Whether it counts.
         counts: bool,
     },
-    /// Where jobs are to share GPUs by timeslices: what an offline process has there that can be given some. Said before
-    /// the [`Event::ChannelsChanged`] that goes with it.
+    /// Which channel groups of an offline process can get timeslices, if jobs share GPUs by timeslices. The event comes
+    /// before the [`Event::ChannelsChanged`] that belongs to it.
     Groups {
         /// The process.
         session: SessionId,
         /// Where.
         gpu: GpuId,
-        /// Groups of channels that compute.
+        /// Number of channel groups that compute.
         groups: u32,
-        /// Why they cannot be given any.
+        /// Why they cannot get timeslices.
         lacks: Option<Lacks>,
     },
-    /// Answer to `Timeslice`: the driver refused some of it.
+    /// Answer to `Timeslice`: the driver refused at least one.
     SliceRefused {
         /// The job.
         job: JobId,
         /// RM status.
         status: u32,
     },
-    /// What the operator's rules give a job beside others; until then it has the least of everything.
+    /// What the operator's rules give a job beside others. Before this event it has the least of everything.
     Terms {
         /// The job.
         job: JobId,
@@ -139,9 +139,9 @@ pub enum Event<'a> {
     Disabled {
         /// The order.
         order: Order,
-        /// Entry of the last disable ioctl (or the gate word's store).
+        /// When the last disable ioctl was entered (or the gate word was stored).
         entered: Instant,
-        /// Its return.
+        /// When it returned.
         returned: Instant,
     },
     /// Answer to `Disable`: it failed in whole or in part, and the state of those channels is unknown.
@@ -151,7 +151,7 @@ pub enum Event<'a> {
         /// RM status, or what the level calls an error.
         status: u32,
     },
-    /// Answer to `Enable`: done.
+    /// Answer to `Enable`: it was carried out.
     Enabled {
         /// The order.
         order: Order,
@@ -163,13 +163,13 @@ pub enum Event<'a> {
         /// RM status, or what the level calls an error.
         status: u32,
     },
-    /// Answer to `Enable`: not carried out, because the activity word read right before said busy.
-    /// The shell has sent that reading first, so that the gate is shut when this arrives.
+    /// Answer to `Enable`: it was not carried out, because an activity word that was read right before it was busy. The
+    /// shell has sent that reading first, so the gate is closed when this event arrives.
     EnableSkipped {
         /// The order.
         order: Order,
     },
-    /// An issue thread has sat in one call for longer than the shell allows. Its answer may still come.
+    /// An issue thread has been in one call for longer than the shell allows. Its answer may still come.
     IssueStalled {
         /// Its GPU.
         gpu: GpuId,
@@ -179,40 +179,40 @@ pub enum Event<'a> {
         /// Which.
         job: Option<JobId>,
     },
-    /// The operator takes that back. Also gives a job that was given up another chance.
+    /// The operator undoes a pause. A job that was given up gets another chance.
     Resume {
         /// Which.
         job: Option<JobId>,
     },
-    /// The operator takes the node out of use for offline work, or back into it: while it is drained no
-    /// job runs, those to come included, whatever is paused or resumed meanwhile.
+    /// The operator drains the node, or ends a drain. While the node is drained no job runs, including jobs that start
+    /// later. Pauses and resumes do not change that.
     Drain {
-        /// Whether it is drained from here on.
+        /// Whether it is drained from now on.
         drained: bool,
     },
-    /// The operator measures what online pays without gates: until then none holds a job, and what a pause, a drain,
-    /// a turn or a reclaim holds stays held. A time that is over ends it at once.
+    /// The operator measures what online pays without gates: until the given time no gate holds a job. Pauses, drains,
+    /// turns and reclaims still do. A time in the past ends the block at once.
     Ungate {
         /// Until when.
         until: Instant,
     },
-    /// What the agent believes about channels may be wrong (it was stopped, or a process released
-    /// its own): order the wanted state again, without enabling anything first.
+    /// What the agent believes about channels may be wrong (it was stopped, or a process released its own channels):
+    /// order the wanted state again, without enabling anything first.
     Reissue {
-        /// Which job, or all.
+        /// Which job; `None`: all jobs.
         job: Option<JobId>,
     },
-    /// The agent did not run for so long: it was stopped or frozen, or the machine was. What a process did meanwhile is
-    /// not known, and that nothing was heard of it counts against nobody. Said before anything that was heard since.
+    /// The agent did not run for a time: it or the machine was stopped or frozen. Nobody knows what processes did
+    /// meanwhile, and their silence counts against nobody. This event comes before everything that was received since.
     Absent {
         /// How long.
         lasted: Duration,
     },
-    /// Something about memory. Those that carry lists borrow them for the step.
+    /// An event about memory. Those with lists borrow the lists for the step.
     Memory(MemoryEvent<'a>),
-    /// Something about leases; where they are off it changes nothing.
+    /// An event about leases; it changes nothing if leases are off.
     Lease(LeaseEvent),
-    /// A timer. Early and superfluous ones are harmless.
+    /// The timer. Early and superfluous ticks are harmless.
     Tick,
 }
 
@@ -222,33 +222,33 @@ impl<'a> From<MemoryEvent<'a>> for Event<'a> {
     }
 }
 
-/// An order to one issue thread, named the same way in its answer.
+/// An order to one issue thread. Its answer names it in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Whose issue thread.
+    /// The GPU whose issue thread carries it out.
     pub gpu: GpuId,
-    /// Whose channels: all the job holds on that GPU.
+    /// The job; the order is about all channels that it holds on that GPU.
     pub job: JobId,
-    /// Which decision.
+    /// Number of the decision.
     pub generation: Generation,
 }
 
-/// Activity of one device of one online process, word for word as its page has it.
+/// Activity of one device of one online process, as its page has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Edges so far: a reading that skips some says that periods came and went unseen.
+    /// Number of edges so far. A reading that skips numbers shows that some busy periods were not seen.
     pub generation: u64,
     /// Whether it is busy.
     pub busy: bool,
     /// When the last busy edge rang.
     pub busy_since: Instant,
-    /// When the work before the last idle edge was proven done.
+    /// When the work before the last idle edge was known to be done.
     pub idle_since: Instant,
-    /// Launches of the period that ended there.
+    /// Launches of the busy period that ended there.
     pub launches: Launches,
-    /// The graph last launched in it.
+    /// The graph that was launched last in it.
     pub graph: GraphId,
-    /// Iterations in it that nobody saw apart.
+    /// Iterations in it between which no idle time was seen.
     pub turns: Turns,
 }
 
@@ -261,19 +261,19 @@ pub enum Standing {
     Unknown,
 }
 
-/// Iterations of one busy period between which nobody saw the device idle.
+/// Iterations of one busy period between which no idle time was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turns {
-    /// How many. The process says so, and may lie.
+    /// How many. The process reports this, and may lie.
     pub count: u64,
-    /// Launches up to the end of the first; zero: there was none. [`Self::NO_GRAPH`]: it launched no graph.
+    /// Launches up to the end of the first one; zero: there was none. [`Self::NO_GRAPH`]: it launched no graph.
     pub first: Launches,
-    /// Idle time between two of them was shorter.
+    /// An upper bound for the idle time between two of them.
     pub apart: Duration,
 }
 
-/// No step of a model is shorter: of a busy period no more turns are believed. A model of 1 billion parameters takes
-/// 1.4 ms a step on an H100 (tests/hardware, P13).
+/// The shortest plausible step of a model, which bounds how many iterations of a busy period are believed. A model of
+/// 1 billion parameters takes 1.4 ms a step on an H100 (tests/hardware, P13).
 const SHORTEST_TURN: Duration = Duration::from_micros(250);
 
 impl Turns {

@@ -10,35 +10,35 @@ use crate::words::reclaim::Phase;
 use crate::words::time::Instant;
 use core::time::Duration;
 
-/// Where a gate stands.
+/// State of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateState {
     /// Offline may run.
     Open,
     /// Online is busy.
     Closed,
-    /// Online is idle, not for long enough yet.
+    /// Online is idle, but not for long enough yet.
     Cooling,
 }
 
 /// One GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuView {
-    /// Which.
+    /// Its number.
     pub gpu: GpuId,
     /// Its gate.
     pub gate: GateState,
-    /// Since when.
+    /// Since when the gate has been in this state.
     pub since: Instant,
     /// An online process counts as busy on it.
     pub online_busy: bool,
-    /// The process whose requests in flight keep the gate shut, busy or not; the first of several.
+    /// The process whose requests in flight keep the gate closed, busy or not; the first one of several.
     pub held: Option<SessionId>,
-    /// Cooldown in force. With an SLO the gate may wait for longer than gaps ask for.
+    /// The cooldown in force. With an SLO the gate may wait longer than the gaps require.
     pub cooldown: Duration,
-    /// What gaps ask for: nothing where every online process tells of its requests.
+    /// The cooldown that the gaps require; zero if every online process reports its requests.
     pub gap_cooldown: Duration,
-    /// Longest decode gap in the window; zero before the first.
+    /// The longest decode gap in the window; zero before the first.
     pub longest_gap: Duration,
     /// Decode gaps seen since the start.
     pub decode_gaps: u64,
@@ -46,46 +46,46 @@ pub struct GpuView {
     pub edges: u64,
     /// Busy edges that found offline running.
     pub preemptions: u64,
-    /// Times offline got the GPU back.
+    /// How often offline got the GPU back.
     pub wakes: u64,
-    /// Preemptions per unit.
+    /// Preemptions per request or busy period.
     pub per_unit: PerUnit,
-    /// What offline cost online here.
+    /// By how much offline delayed online here.
     pub budget: BudgetView,
 }
 
-/// What online did on a GPU in the last ten minutes, and what offline cost it there; the rule stands
-/// in [`crate::budget`].
+/// What online did on a GPU in the last ten minutes, and by how much offline delayed it there.
+/// [`crate::budget`] has the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetView {
-    /// Iterations that read prompts.
+    /// Time of iterations that read prompts.
     pub prompts: Duration,
-    /// All iterations.
+    /// Time of all iterations.
     pub busy: Duration,
-    /// Waits for offline to go.
+    /// Time that online waited for offline to leave the GPU.
     pub preempted: Duration,
-    /// Waits for memory: what they cost first tokens.
+    /// By how much allocation stalls delayed first tokens.
     pub short: Duration,
-    /// What they cost further ones.
+    /// By how much allocation stalls delayed further tokens.
     pub short_tpot: Duration,
-    /// How many those were.
+    /// Number of allocation stalls.
     pub shortages: u64,
-    /// What the operator allows; `None`: nothing is steered by it.
+    /// What the operator allows; `None`: nothing is adjusted by it.
     pub allowed: Option<Slo>,
 }
 
-/// What preemptions are counted against.
+/// The unit to which preemptions are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unit {
-    /// A busy period of the GPU: no process on it gives lifecycle hints.
+    /// A busy period of the GPU: no process on it reports requests.
     #[default]
     BusyPeriod,
-    /// A request, known from lifecycle hints.
+    /// A request that an engine reported.
     Request,
 }
 
 impl Unit {
-    /// The name every table prints.
+    /// The name that every table prints.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -95,24 +95,24 @@ impl Unit {
     }
 }
 
-/// Preemptions per unit, over the units that ended.
+/// Preemptions per unit, over the units that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerUnit {
-    /// Which unit.
+    /// The kind of unit.
     pub unit: Unit,
-    /// Units that ended.
+    /// Units that have ended.
     pub units: u64,
     /// Preemptions charged to them.
     pub preemptions: u64,
-    /// Most charged to one.
+    /// The most that were charged to one unit.
     pub max: u64,
-    /// Units that were charged none.
+    /// Units that were charged no preemption.
     pub untouched: u64,
-    /// Units that were charged one.
+    /// Units that were charged one preemption.
     pub once: u64,
 }
 
-/// What holds at one instant, for whoever adds up time.
+/// The state at one instant, for those who add up time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// GPUs on which an online process counts as busy.
@@ -121,14 +121,14 @@ pub struct Standing {
     pub open: GpuSet,
 }
 
-/// How a job stands.
+/// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobState {
     /// All of it is enabled.
     Running,
-    /// A turn of `breathe_ms` beside online.
+    /// An anti-starvation window (`breathe`) while the gate is cooling.
     Breathing,
-    /// It runs units between two iterations of online, or has just returned from that.
+    /// It runs units between two iterations of online, or has just returned from a lease.
     Leased,
     /// Orders to disable are under way.
     Disabling,
@@ -136,9 +136,9 @@ pub enum JobState {
     Gated,
     /// Orders to enable are under way.
     Enabling,
-    /// A disable failed: everything is being enabled, then decided about anew.
+    /// A disable failed: everything is being enabled, then policy decides anew.
     Unknown,
-    /// Given up: only its launch gate is used.
+    /// It was given up: only its launch gate is used.
     Unmanaged,
 }
 
@@ -147,11 +147,11 @@ pub enum JobState {
 pub enum Reason {
     /// Nothing holds it.
     None,
-    /// Online is busy, or was until just now, on these GPUs of it.
+    /// Online is busy, or was busy until just now, on these GPUs of the job.
     Gate(GpuSet),
-    /// The operator paused it.
+    /// The operator paused the job.
     Paused,
-    /// Memory is being taken from it or given back.
+    /// Memory is being taken from the job or given back.
     Reclaim,
     /// Another job has its turn.
     Turn,
@@ -160,11 +160,11 @@ pub enum Reason {
 /// One job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobView {
-    /// Which.
+    /// Its number.
     pub job: JobId,
-    /// How it stands.
+    /// Its state.
     pub state: JobState,
-    /// Since when.
+    /// Since when it has been in this state.
     pub since: Instant,
     /// What holds it.
     pub reason: Reason,
@@ -176,20 +176,20 @@ pub struct JobView {
     pub sessions: u32,
     /// Its channels.
     pub channels: Channels,
-    /// Busy edges that stopped it.
+    /// How often a busy edge stopped it.
     pub preemptions: u64,
-    /// Its launch gate is closed although channels do the gating: stalled, given up or not settled.
+    /// Its launch gate is closed although channels gate it: they are stalled, given up or not settled.
     pub launch_gate_closed: bool,
 }
 
 /// What a job uses at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobUse {
-    /// Which.
+    /// Its number.
     pub job: JobId,
     /// Every GPU its processes use.
     pub gpus: GpuSet,
-    /// It may run on them.
+    /// Whether it may run on them.
     pub runs: bool,
     /// The operator paused it, or drained the node.
     pub paused: bool,
@@ -202,9 +202,9 @@ pub struct JobUse {
 pub struct JobMemoryView {
     /// Stripes of its KV cache.
     pub stripes: u32,
-    /// Of these, without memory of their own, or pinned.
+    /// Of these, stripes without memory of their own, or pinned.
     pub taken: u32,
-    /// Where a reclaim of it stands.
+    /// The phase of its reclaim.
     pub phase: Phase,
     /// Whether anything can be taken from it.
     pub fit: bool,
@@ -212,38 +212,38 @@ pub struct JobMemoryView {
     pub requests: u32,
     /// Reclaims so far.
     pub reclaims: u64,
-    /// Tokens that those made its requests compute again.
+    /// Tokens that its requests had to compute again because of them.
     pub tokens: Tokens,
     /// Blocks that they invalidated.
     pub blocks_lost: u64,
 }
 
-/// What a job has of the memory of GPUs on which others have caches too, and what it deserves of it by weight.
+/// What a job has, and its fair share, of the memory of GPUs on which other jobs have caches too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weighed {
-    /// Once what was begun is done.
+    /// What it has once the moves under way are done.
     pub has: Bytes,
-    /// Of what online leaves.
+    /// Its fair share of what online leaves.
     pub deserves: Bytes,
 }
 
 /// What one process has of a GPU's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerView {
-    /// Who.
+    /// The process.
     pub session: SessionId,
-    /// Its part of the pool by place. Over all owners, each place adds up to the pool's.
+    /// Its part of the pool by place. For each place, the sum over all owners is the pool's value.
     pub account: Account,
-    /// What it holds beyond what the pool has.
+    /// What it holds in addition to what the pool has.
     pub excess: Bytes,
-    /// Handles of its KV caches. What is no KV cache, or a fixed part of one, has none here.
+    /// Handles of its KV caches. Other memory, and fixed parts of a cache, have none here.
     pub handles: HandlesView,
 }
 
-/// Handles of KV caches by where they stand, each counted once.
+/// Handles of KV caches by state, each counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandlesView {
-    /// Back it.
+    /// They have memory behind them.
     pub held: Handles,
     /// Being taken, not yet released.
     pub quarantined: Handles,
@@ -254,7 +254,7 @@ pub struct HandlesView {
 }
 
 impl HandlesView {
-    /// Those of both.
+    /// The sums of both.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         const fn sum(one: Handles, other: Handles) -> Handles {
@@ -272,36 +272,36 @@ impl HandlesView {
 /// One elastic cache of an online process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ElasticView {
-    /// Whose.
+    /// The process.
     pub session: SessionId,
-    /// Where.
+    /// The GPU.
     pub gpu: GpuId,
-    /// Which of its caches.
+    /// Number of the cache.
     pub kv: KvId,
-    /// In blocks with content.
+    /// Bytes in blocks with content.
     pub used: Bytes,
-    /// With memory behind it.
+    /// Bytes with memory behind them.
     pub mapped: Bytes,
-    /// To be mapped.
+    /// Bytes that are to be mapped.
     pub reservation: Bytes,
-    /// To be mapped beyond use.
+    /// Bytes that are to be mapped beyond the use.
     pub headroom: Bytes,
-    /// Calm that costs the headroom one step.
+    /// How long online must go without a stall until the headroom shrinks by one step.
     pub interval: Duration,
-    /// Times its use went beyond the reservation.
+    /// How often its use exceeded the reservation.
     pub events: u64,
-    /// The same per minute, lately.
+    /// The recent rate of that, per minute.
     pub rate_per_minute: f64,
-    /// What that is steered towards, if there is such a rate.
+    /// The rate that the headroom is adjusted to, if there is one.
     pub target_per_minute: Option<f64>,
 }
 
 /// One stripe, and why it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripeView {
-    /// Which.
+    /// Its number.
     pub stripe: StripeId,
-    /// Handles of it, per rank.
+    /// Its handles, per rank.
     pub handles: u32,
     /// Its first and last block.
     pub blocks: Option<(BlockId, BlockId)>,
@@ -309,7 +309,7 @@ pub struct StripeView {
     pub backing: Backing,
     /// Requests that hold a block of it.
     pub requests: u32,
-    /// What taking it would make them compute again.
+    /// Tokens that they would compute again if it were taken.
     pub tokens: Tokens,
     /// The last time it was chosen.
     pub choice: Option<Choice>,
