@@ -51,9 +51,9 @@ pub struct Page {
 }
 
 impl Page {
-    /// Launches on a device since the process' first context: as its rounds summed them up, or as its threads
-    /// count them, whichever is ahead. A thread counts before it calls the driver, so what a killed process had
-    /// launched is here. Launches of threads without a place are in the rounds only.
+    /// Launches on a device since the process' first context: the sum of the prober's rounds or the sum of the threads'
+    /// own counts, whichever is larger. A thread counts before it calls the driver, so this includes everything that a
+    /// killed process had launched. Launches of threads without a place are only in the prober's sums.
     #[must_use]
     pub fn launches(&self, device: usize) -> u64 {
         let counted = (0..TALLIES)
@@ -86,7 +86,7 @@ pub struct Header {
     pub agent_generation: AtomicU64,
 }
 
-/// The agent's signs of life.
+/// The agent's heartbeat.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct AgentWords {
@@ -94,8 +94,8 @@ pub struct AgentWords {
     pub heartbeat_ns: AtomicU64,
     /// Time at which an agent that was asked to step aside wrote it; 0 otherwise.
     pub handing_over_ns: AtomicU64,
-    /// How often an offline process is to look whether its devices have work, ns; 0: not at all. While it looks, it
-    /// rings the doorbell once it finds an edge. Since minor 3; the agent sets it only for a process that knows it.
+    /// How often an offline process checks whether its devices have work, ns; 0: never. While it checks, it rings the
+    /// doorbell when it finds an edge. Since minor 3; the agent sets it only for a process that knows it.
     pub work_probe_ns: AtomicU64,
 }
 
@@ -109,17 +109,17 @@ pub struct ProcessWords {
     pub acked: AtomicU32,
     /// Time of the prober's last round. A frozen process stops raising it.
     pub prober_ns: AtomicU64,
-    /// The agent generation whose channels the process enabled by itself (soft landing); 0 = never.
+    /// The generation of the agent after whose loss the process enabled its channels (fail-open release); 0 = never.
     pub released: AtomicU64,
-    /// Online requests in flight as the engine says, plus one; 0 = it gives no hints. The doorbell
-    /// is rung when the last one ends and when the first begins. Since minor 1.
+    /// Number of online requests in flight that the engine reports, plus one; 0 = it does not report them. The process
+    /// rings the doorbell when the first one begins and when the last one ends. Since minor 1.
     pub in_flight: AtomicU64,
-    /// Useful units of work that it says it did since it has this page. Since minor 3.
+    /// Useful units of work that the process reports to have done since it has this page. Since minor 3.
     pub units: AtomicU64,
-    /// The unit that a trainer could run next: `most << 48 | backward << 47 | tokens`. `most` is how many of them follow
-    /// one another; zero: the process takes no lease. Since minor 5, as the next one.
+    /// The unit that a trainer could run next: `most << 48 | backward << 47 | tokens`. `most` is how many such units
+    /// could follow one another; zero: the process takes no lease. Since minor 5, like the next one.
     pub unit: AtomicU64,
-    /// What one such unit takes alone by the trainer's own account, ns; zero: it does not say.
+    /// How long one such unit takes alone, as the trainer reports it, ns; zero: it reports nothing.
     pub unit_ns: AtomicU64,
 }
 
@@ -138,12 +138,12 @@ pub struct DeviceWords {
     pub activity: AtomicU64,
     /// When the last busy edge rang.
     pub busy_since_ns: AtomicU64,
-    /// When the work before the last idle edge was proven done: the return of the sync call that
-    /// proved it, else the last probe that still saw it busy.
+    /// When the work before the last idle edge was known to be done: the return of the sync call that proved it, or
+    /// else the last probe that still saw the device busy.
     pub idle_since_ns: AtomicU64,
     /// Launches of the busy period that ended with the last idle edge.
     pub launches: AtomicU64,
-    /// The graph last launched in that period, 0 if none: the exec's address, a name and never followed.
+    /// The graph that was launched last in that period, 0 if none. It is the exec's address, used only as a name.
     pub graph: AtomicU64,
     /// Launches since the process' first context, for status.
     pub total: AtomicU64,
@@ -157,7 +157,7 @@ pub struct DeviceWords {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct MemoryWords {
-    /// Raised by one before and after the words below change: odd while they do.
+    /// Incremented before and after the words below change: odd while they change.
     pub version: AtomicU64,
     /// In blocks that hold content.
     pub used: AtomicU64,
@@ -165,18 +165,19 @@ pub struct MemoryWords {
     pub reserved: AtomicU64,
     /// With memory behind them; `mapped - reserved` is the headroom.
     pub mapped: AtomicU64,
-    /// Not of memory, but of the busy period that ended with the last idle edge of [`DeviceWords`], where no word is
-    /// left: iterations of a graph that followed one another so closely that no round of the prober saw the device idle
-    /// between them. Only those that rounds no further apart than `apart_ns` lie around. Since minor 4, as the next two.
+    /// About activity, not memory ([`DeviceWords`] has no word left): iterations of a graph, in the busy period that
+    /// ended with the last idle edge, that followed each other so closely that no round of the prober saw the device
+    /// idle between them. Only iterations between two rounds no further apart than `apart_ns` count. Since minor 4,
+    /// like the next two.
     pub turns: AtomicU64,
-    /// Launches of that period up to the end of its first iteration, if that launched a graph; 0: there was no end of
-    /// one. [`NO_GRAPH`]: it launched none.
+    /// Launches of that period up to the end of its first iteration, if that launched a graph; 0: no iteration ended.
+    /// [`NO_GRAPH`]: the first iteration launched no graph.
     pub first_turn: AtomicU64,
     /// The longest time between two rounds around one of `turns`.
     pub apart_ns: AtomicU64,
-    /// Not of memory either: what the trainer did under a lease, `number << 21 | over << 20 | units`, where `number` is
-    /// that of [`GateWords::lease`]. With `over` nothing of it runs any more. The doorbell is rung when `over` is set.
-    /// Since minor 5.
+    /// Not about memory either: what the trainer did under a lease, `number << 21 | over << 20 | units`. `number` is
+    /// that of [`GateWords::lease`]. `over` means that nothing of the trainer runs any more. The trainer rings the
+    /// doorbell when it sets `over`. Since minor 5.
     pub leased: AtomicU64,
 }
 
@@ -194,15 +195,15 @@ pub const NO_GRAPH: u64 = u64::MAX;
 const TALLY_LINES: usize = 13;
 /// Words of a line.
 const TALLIES_A_LINE: usize = 8;
-/// Places of threads. One word more is behind them, which many write and nobody reads.
+/// Places of threads. Behind them is one more word, which many threads write and nobody reads.
 pub const TALLIES: usize = TALLY_LINES * TALLIES_A_LINE - 1;
 /// A tally is `device << TALLY_DEVICE | launches`.
 pub const TALLY_DEVICE: u32 = 56;
 /// The launches of a tally.
 pub const TALLY_COUNT: u64 = (1 << TALLY_DEVICE) - 1;
 
-/// Launches, thread by thread: `device << 56 | launches`, each of one thread on one device, and of those that had
-/// its place before it.
+/// Launches, thread by thread: `device << 56 | launches`. Each word counts the launches of one thread on one device,
+/// and of the threads that had its place before it.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Tallies {
@@ -225,33 +226,33 @@ impl Tallies {
     }
 }
 
-/// What the agent asks of one device of this process.
+/// What the agent orders for one device of this process.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct GateWords {
     /// `generation << 2 | state`: [`GATE_OPEN`], [`GATE_CLOSED`] or [`GATE_HELD`]. The low half is
     /// the futex an offline launch waits on.
     pub gate: AtomicU64,
-    /// `number << 2 | state`: [`LEASE_NONE`], [`LEASE_GIVEN`] or [`LEASE_WITHDRAWN`]. The low half is the futex a trainer
-    /// waits on before a unit. Written after the words below. Since minor 5, as all that follow.
+    /// `number << 2 | state`: [`LEASE_NONE`], [`LEASE_GIVEN`] or [`LEASE_WITHDRAWN`]. The low half is the futex a
+    /// trainer waits on before a unit. Written after the words below. Since minor 5, as all that follow.
     pub lease: AtomicU64,
-    /// By when the lease has to be over, by the clock of the process.
+    /// When the lease ends, on the clock of the process.
     pub lease_until_ns: AtomicU64,
-    /// Units that may run under it.
+    /// Units that may run under the lease.
     pub lease_units: AtomicU64,
-    /// Tokens of the window that fits it; zero: as the trainer likes.
+    /// Tokens of a window that fits into the lease; zero: the trainer chooses.
     pub lease_tokens: AtomicU64,
-    /// Frozen layers that may stay in memory, plus one; zero: the agent says nothing about them.
+    /// Frozen layers that may stay in memory, plus one; zero: the agent sets no limit.
     pub resident_layers: AtomicU64,
 }
 
-/// State in the low bits of [`GateWords::lease`]: no lease is needed, because leases are off or the job runs by an open
-/// gate.
+/// State in the low bits of [`GateWords::lease`]: no lease is needed, because leases are off or the gate is open.
 pub const LEASE_NONE: u64 = 0;
 /// State in the low bits of [`GateWords::lease`]: units may begin.
 pub const LEASE_GIVEN: u64 = 1;
-/// State in the low bits of [`GateWords::lease`]: no unit may begin; one that runs may end. Also of a lease that is over,
-/// and, with the number 0, before the first, until the next is given or none is needed.
+/// State in the low bits of [`GateWords::lease`]: no unit may begin; a unit that runs may end. The state stays after a
+/// lease is over, until the next lease is given or none is needed. It is also the state before the first lease, with
+/// number 0.
 pub const LEASE_WITHDRAWN: u64 = 2;
 /// Mask of the state bits.
 pub const LEASE_STATE: u64 = 3;
@@ -262,9 +263,8 @@ pub const LEASE_NUMBER: u32 = 2;
 pub const GATE_OPEN: u64 = 0;
 /// State in the low bits of [`GateWords::gate`]: offline launches wait.
 pub const GATE_CLOSED: u64 = 1;
-/// State in the low bits of [`GateWords::gate`]: a reclaim is under way. Offline launches wait, and so
-/// do calls that may hold the driver's locks while they wait for the GPU. A library of minor 0 knows
-/// it as closed.
+/// State in the low bits of [`GateWords::gate`]: a reclaim is under way. Offline launches wait, and so do calls that
+/// may hold the driver's locks while they wait for the GPU. A library of minor 0 reads it as closed.
 pub const GATE_HELD: u64 = 2;
 /// Mask of the state bits.
 pub const GATE_STATE: u64 = 3;
