@@ -293,7 +293,7 @@ impl<P: Play> World<P> {
             }
             Heard::Woken(pid) => P::passes(self, pid),
             Heard::Noted(kind) => {
-                self.tells(Who::Agent, || format!("tells people: {kind}"));
+                self.tells(Who::Agent, || format!("reports the event {kind}"));
                 self.play.noted(kind);
             }
         }

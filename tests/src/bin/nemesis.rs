@@ -24,7 +24,7 @@ use tidegate_tests::{
 use tidegate_vgpu::history::{Kind, Reader, Record};
 use tidegate_vgpu::personality::Personality;
 
-/// Random schedules against Tidegate.
+/// Run random schedules of faults and loads against Tidegate.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -34,29 +34,29 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Online bursts, gaps, fork, exec, kill and agent restarts against the gate.
+    /// Test the gate with online bursts, gaps, fork, exec, kill and agent restarts.
     Gate(Gate),
-    /// Stripes taken and given back, kills, engine and agent restarts under a running engine.
+    /// Test reclaims under a running engine: stripes taken and given back, kills, restarts of engine and agent.
     Reclaim(Reclaim),
-    /// Bursts and prompts in mid-unit beside trainers that obey, are late, lie, die and freeze, and agents that die.
+    /// Test leases: bursts and prompts in mid-unit, trainers that obey, are late, lie, die and freeze, agents that die.
     Lease(Lease),
-    /// Killed, stopped and frozen processes, full disks, jumping clocks, second agents, under a working gate.
+    /// Test what happens to a node: killed, stopped and frozen processes, full disks, jumping clocks, second agents.
     Operators(Operators),
-    /// Processes of a user without rights that mean it ill, beside an honest pair.
+    /// Test hostile processes of an unprivileged user beside an honest online and offline program.
     Hostile(Hostile),
-    /// Online loads, a killed controller, agents and slurmds, under jobs that a real Slurm places.
+    /// Test jobs that a real Slurm places: online loads, killed controllers, agents and slurmds.
     Cluster(Cluster),
-    /// What a device's history says of the memory of some processes, as JSON.
+    /// Print what a device's history says about the memory of some processes, as JSON.
     #[command(hide = true)]
     History(History),
-    /// How many of a trainer's layers stay on the GPU, by the policy.
+    /// Print how many of a trainer's layers stay on the GPU, by the policy.
     #[command(hide = true)]
     Resident(Resident),
 }
 
 #[derive(Debug, clap::Args)]
 struct Resident {
-    /// Blocks that are not online's, and not of state that cannot leave.
+    /// Blocks that neither online uses nor state that must stay.
     #[arg(long)]
     free: u64,
     /// Blocks that are kept free for online.
@@ -74,7 +74,7 @@ struct Resident {
 struct History {
     /// The device's directory.
     dir: PathBuf,
-    /// Those whose memory is taken.
+    /// Processes whose memory is taken.
     #[arg(long, value_delimiter = ',', required = true)]
     pids: Vec<u32>,
 }
@@ -82,32 +82,32 @@ struct History {
 /// What all of them take.
 #[derive(Debug, clap::Args)]
 struct Run {
-    /// Seed of the first schedule; the next has the next seed.
+    /// Seed of the first schedule; each following schedule has the next seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Also writes the figures there.
+    /// Also write the figures to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Runs the schedule of the seed alone, and prints its events, effects and device history on one time line.
+    /// Run only the schedule of the seed, and print its events, effects and device history on one time line.
     #[arg(long)]
     explain: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct Cluster {
-    /// How many.
+    /// Number of schedules.
     #[arg(long, default_value_t = 20)]
     schedules: u64,
     #[command(flatten)]
     run: Run,
-    /// Breaks something on purpose, to see that it is noticed.
+    /// Break something on purpose, to show that the checker detects it.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
 }
 
 #[derive(Debug, clap::Args)]
 struct Hostile {
-    /// How many.
+    /// Number of schedules.
     #[arg(long, default_value_t = 200)]
     schedules: u64,
     #[command(flatten)]
@@ -116,12 +116,13 @@ struct Hostile {
 
 #[derive(Debug, clap::Args)]
 struct Operators {
-    /// For how long.
+    /// Duration of the test.
     #[arg(long, default_value_t = 180)]
     seconds: u64,
     #[command(flatten)]
     run: Run,
-    /// A directory with the programs of an earlier version, which take over now and then; given again, they take turns.
+    /// Directory with the programs of an earlier version, which take over at times. May be repeated; the versions then
+    /// alternate.
     #[arg(long, value_name = "DIR")]
     older: Vec<PathBuf>,
 }
@@ -131,12 +132,12 @@ struct Reclaim {
     /// What runs the schedules.
     #[arg(long, value_enum, default_value_t = ReclaimMode::Virtual)]
     mode: ReclaimMode,
-    /// How many; by default 2000 in virtual time and 200 with processes.
+    /// Number of schedules; by default 2000 in virtual time and 200 with processes.
     #[arg(long)]
     schedules: Option<u64>,
     #[command(flatten)]
     run: Run,
-    /// Breaks something on purpose, to see that it is noticed.
+    /// Break something on purpose, to show that the checker detects it.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
 }
@@ -146,12 +147,12 @@ struct Lease {
     /// What runs the schedules.
     #[arg(long, value_enum, default_value_t = LeaseMode::Virtual)]
     mode: LeaseMode,
-    /// How many.
+    /// Number of schedules.
     #[arg(long, default_value_t = 2_000)]
     schedules: u64,
     #[command(flatten)]
     run: Run,
-    /// Breaks something on purpose, to see that it is noticed.
+    /// Break something on purpose, to show that the checker detects it.
     #[arg(long = "break", hide = true, default_value = "nothing")]
     broken: String,
 }
@@ -176,21 +177,21 @@ struct Gate {
     /// What runs the schedules.
     #[arg(long, value_enum, default_value_t = Mode::Virtual)]
     mode: Mode,
-    /// How many.
+    /// Number of schedules.
     #[arg(long, default_value_t = 2_000)]
     schedules: u64,
     #[command(flatten)]
     run: Run,
-    /// What the firmware does with a disable; `list` prints the names of what there is.
+    /// Firmware model: what the firmware does with a disable. `list` prints the names.
     #[arg(long, default_value = Personality::Evicts.name(), value_parser = personality)]
     personality: Firmware,
-    /// So many offline jobs, which take turns; by default one or two, which do not.
+    /// Number of offline jobs, which take turns. By default there are one or two, which do not.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     jobs: Option<u32>,
-    /// Online engines say when requests are in flight, some not of all of them, and one process lies.
+    /// Online engines report requests in flight. Some do not report all of them, and one process lies.
     #[arg(long)]
     hints: bool,
-    /// Breaks something on purpose, to see that it is noticed.
+    /// Break something on purpose, to show that the checker detects it.
     #[arg(long = "break", hide = true, default_value = "nothing", value_parser = breaks)]
     broken: Break,
 }
