@@ -13,47 +13,47 @@ use crate::shares::{Owner, Shares};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// How long processes that were handed over, or attached anew, may take to say what they have: within
-/// the second that their own soft landing waits.
+/// How long processes that were handed over, or attached anew, may take to list their channels: within
+/// the second that their own fail-open release waits.
 pub const ADOPTION_NS: u64 = HANDING_OVER_NS * 8 / 10;
 
-/// How soon a channel that could not be enabled is tried again. A GPU that does not answer is reset by its driver
-/// within seconds or by nobody.
+/// The delay before a channel that could not be enabled is tried again. A GPU that does not answer is reset by its
+/// driver within seconds, or by nobody.
 pub const STUCK_NS: u64 = 5_000_000_000;
 
-/// A channel that may be disabled and is in no list until its process has said again what it has.
+/// A channel that may be disabled, and is in no list until its process has listed it again.
 #[derive(Clone, Copy, Debug)]
 struct Adopted {
     marked: Marked,
-    /// When it is enabled unless it was claimed.
+    /// When it is enabled unless a process has claimed it.
     due_ns: u64,
 }
 
-/// The journal, its free places, and what was adopted.
+/// The journal, its free places, and inherited channels.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     pub journal: Arc<Journal>,
     places: Places,
-    /// Who has which of the places that were given since the start.
+    /// Which owner has which of the places that were given since the start.
     shares: Shares,
     adopted: Vec<Adopted>,
-    /// What processes were told to enable: by the number of the order, with its places.
+    /// What processes were ordered to enable: by the number of the order, with its places.
     told: Vec<(u64, Vec<Place>)>,
     /// Releases without an answer.
     pub releases: u32,
 }
 
-/// What becomes of channels that nobody claimed in time.
+/// How channels are enabled that nobody claimed in time.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
-    /// Enabled by the issue thread of a GPU of the node, by its index.
+    /// By the issue thread of a GPU of the node; its index.
     pub here: Vec<(usize, Vec<Place>)>,
-    /// On a GPU that was not listed when the agent started: its process is told, or the driver is asked anew.
+    /// On a GPU that was not listed when the agent started: by the process, or by asking the driver anew.
     pub elsewhere: Vec<Marked>,
 }
 
 impl Adoption {
-    /// With what a predecessor left.
+    /// With the channels of a predecessor.
     pub fn new(journal: Arc<Journal>, left: Vec<Marked>, now: u64) -> Self {
         let due_ns = now + ADOPTION_NS;
         for marked in &left {
@@ -78,8 +78,8 @@ impl Adoption {
         adopted.any(|own| (own.marked.client, own.marked.channel) == pair)
     }
 
-    /// A process has these channels, and nobody waits for it to claim those that `is_elsewhere`, by the driver's number of
-    /// their GPU: they are due.
+    /// A process has these channels, and nobody waits for it to claim those that `is_elsewhere`, by the driver's number
+    /// of their GPU: they are due.
     pub fn hurry(
         &mut self,
         pairs: impl Fn() -> HashSet<(u32, u32)>,
@@ -98,20 +98,20 @@ impl Adoption {
         }
     }
 
-    /// A process was told, by the order of this number, to enable these. They are due again unless it answers.
+    /// A process was ordered, by the order of this number, to enable these. They are due again unless it answers.
     pub fn told(&mut self, seq: u64, places: Vec<Place>, now: u64) {
         self.told.retain(|(_, known)| *known != places);
         self.keep_stuck(&places, now);
         self.told.push((seq, places));
     }
 
-    /// What the answer to that order is about; none if it was another's.
+    /// The places of that order; empty if it was the order of another process.
     pub fn told_by(&mut self, seq: u64) -> Option<Vec<Place>> {
         let at = self.told.iter().position(|(own, _)| *own == seq)?;
         Some(self.told.swap_remove(at).1)
     }
 
-    /// They are enabled: nobody has to claim them.
+    /// They are enabled, so nobody has to claim them.
     pub fn settle(&mut self, places: Vec<Place>) {
         // Whose process has them in its list by now is not asked about.
         let adopted = |place: &Place| self.adopted.iter().any(|own| own.marked.place == *place);
@@ -121,9 +121,9 @@ impl Adoption {
         self.free(settled);
     }
 
-    /// A place for a channel of `owner`; None: it has its share of them, or the journal is full. One that was adopted
-    /// is the owner's from here on, with its mark: a pair with two records would be enabled by the one that does not
-    /// say that its process is changing mappings.
+    /// A place for a channel of `owner`; None: it has its share of them, or the journal is full. An inherited channel
+    /// belongs to the owner from now on, with its mark: a pair with two records would be enabled by the record that
+    /// does not say that its process is changing mappings.
     pub fn place(
         &mut self,
         (client, channel): (u32, u32),
@@ -156,8 +156,8 @@ impl Adoption {
         Some(place)
     }
 
-    /// A channel that no order will reach, of a process that was under an agent whose journal is lost: it is due as if it
-    /// stood there.
+    /// A channel that no order will reach, of a process that was under an agent whose journal is lost: it is due as if
+    /// it stood there.
     pub fn suspect(
         &mut self,
         (client, channel): (u32, u32),
@@ -172,7 +172,7 @@ impl Adoption {
         self.keep(place.into_iter(), now);
     }
 
-    /// Channels are enabled or gone.
+    /// Channels were enabled, or are gone.
     pub fn free(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             self.journal.clear(place);
@@ -200,7 +200,7 @@ impl Adoption {
         }
     }
 
-    /// Nobody could claim anything for so long.
+    /// Nobody could claim anything for this long.
     pub fn put_off(&mut self, by_ns: u64) {
         for adopted in &mut self.adopted {
             adopted.due_ns += by_ns;

@@ -5,35 +5,35 @@
 //! does not change during a session, because a process that is restored elsewhere connects anew. So the agent measures
 //! the difference once, when the process attaches, and converts every time that passes between them.
 
-/// Two clocks that are further apart than this are told of.
+/// A difference of two clocks above this is reported.
 const TOLD_NS: u64 = 1_000_000;
 
-/// What the process said its clock was, and when by the agent's clock that must have been.
+/// The time that a process reported, and when, by the agent's clock, that must have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// By the clock of the process.
+    /// The time on the clock of the process.
     pub theirs_ns: u64,
-    /// No earlier than this: the agent had not greeted it yet.
+    /// Not before this: the agent had not sent its greeting yet.
     pub from_ns: u64,
-    /// No later than this: the agent had heard it.
+    /// Not after this: the agent had received the report.
     pub to_ns: u64,
 }
 
-/// How far the clock of a process is from the agent's.
+/// The difference between the clock of a process and the agent's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessClock {
-    /// Less than 0: behind.
+    /// Below 0: the process' clock is behind.
     ahead_ns: i64,
-    /// How wrong that can be.
+    /// The largest possible error.
     unsure_ns: u64,
 }
 
 impl ProcessClock {
-    /// Finds the distance. `kernel`: what the kernel says of the time namespaces of both, if it can be asked.
-    /// `stamp`: what the process said, unless its library is too old to. None: there is neither.
+    /// Finds the difference. `kernel`: what the kernel says about the time namespaces of both, if it can be asked.
+    /// `stamp`: the time that the process reported; its library may be too old to report one. None: there is neither.
     ///
-    /// What the kernel says is exact, but tells of time namespaces only. So it counts if the stamp does not contradict
-    /// it; and clocks that can be the same are the same.
+    /// The kernel's answer is exact, but covers time namespaces only. So it is used unless the stamp contradicts
+    /// it. Clocks that can be the same count as the same.
     #[must_use]
     pub fn found(kernel: Option<i64>, stamp: Option<Stamp>) -> Option<Self> {
         let exact = |ahead_ns| Self {
@@ -59,7 +59,7 @@ impl ProcessClock {
         }))
     }
 
-    /// A time of the process' clock by the agent's. 0 is no time.
+    /// Converts a time of the process' clock to the agent's. 0 means no time.
     #[must_use]
     pub fn here(self, theirs_ns: u64) -> u64 {
         match theirs_ns {
@@ -68,7 +68,7 @@ impl ProcessClock {
         }
     }
 
-    /// A time of the agent's clock by the process'. 0 is no time.
+    /// Converts a time of the agent's clock to the process'. 0 means no time.
     #[must_use]
     pub fn there(self, ours_ns: u64) -> u64 {
         match ours_ns {
@@ -77,7 +77,7 @@ impl ProcessClock {
         }
     }
 
-    /// For people; none: it is the agent's.
+    /// For operators; None: it is the agent's clock.
     #[must_use]
     pub fn text(self) -> Option<String> {
         (self.ahead_ns.unsigned_abs() > TOLD_NS).then(|| {
@@ -117,8 +117,8 @@ mod tests {
     const NOW: u64 = 400_000_000_000_000;
 
     proptest! {
-        /// P-LIFECYCLE-12: whatever the distance and the delays, the distance found is no further from the true one than
-        /// is said, and exact where the kernel knows it.
+        /// P-LIFECYCLE-12: whatever the distance and the delays, the distance found is no further from the true one
+        /// than is said, and exact where the kernel knows it.
         #[test]
         fn the_distance_is_as_sure_as_is_said(
             ahead in prop_oneof![Just(0), -300_000_000_000_i64..90_000_000_000_000],

@@ -24,17 +24,17 @@ use tidegate_policy::node::Node;
 use tidegate_policy::reclaim::Answer;
 use tidegate_policy::time::Instant;
 
-/// What the shell keeps of memory.
+/// The shell's state about memory.
 #[derive(Debug)]
 pub struct Memory {
     /// Elastic caches whose use is read from pages.
     watched: Vec<Watched>,
     /// Processes that could not be asked, by reclaim.
     unanswerable: Vec<(ReclaimId, SessionId)>,
-    /// What offline processes are shown may have changed.
+    /// What offline processes see may have changed.
     pub(crate) shares_stale: bool,
     map_orders: u64,
-    /// From the demand to the last answer.
+    /// Time from the demand to the last answer.
     pub reclaims: Latencies,
 }
 
@@ -60,7 +60,7 @@ impl Memory {
         }
     }
 
-    /// What policy is told when a process speaks of its memory.
+    /// Makes the event for policy when a process reports something about its memory.
     pub(crate) fn hear<'a>(
         &mut self,
         id: u64,
@@ -140,15 +140,15 @@ impl Memory {
         vec![event.into()]
     }
 
-    /// Whether `seq` is of the last order about what is mapped of a cache.
+    /// Whether `seq` is of the last order about the mapped size of a cache.
     fn is_last(&self, cache: (u64, KvId), seq: u64) -> bool {
         let of_others = |w: &Watched| (w.session, w.kv) != cache;
         let mut watched = self.watched.iter();
         watched.all(|w| of_others(w) || w.ordered <= seq)
     }
 
-    /// A process said what it uses. That may be over: the page is compared with what was said, not with what it held
-    /// before, or the policy would go on with a use that is no more.
+    /// A process reported its use. That may be outdated: the page is compared with the report, not with what the
+    /// process held before. Otherwise policy would continue with a use that no longer exists.
     fn note_used(&mut self, cache: (u64, KvId), used: Bytes) {
         let mut watched = self.watched.iter_mut();
         if let Some(watched) = watched.find(|w| (w.session, w.kv) == cache) {
@@ -222,7 +222,7 @@ impl Memory {
         }
     }
 
-    /// What engines use, from their pages.
+    /// Reads what engines use, from their pages.
     pub(crate) fn read_usage(&mut self, members: &Members, cx: &mut Context<'_>) {
         for watched in &mut self.watched {
             let page = members.get(watched.session);
@@ -277,7 +277,7 @@ impl Memory {
         }
     }
 
-    /// An order about memory goes to its process.
+    /// Sends an order about memory to its process.
     pub(crate) fn order(
         &mut self,
         effect: Effect,
@@ -364,7 +364,7 @@ impl Memory {
     }
 }
 
-/// Keeps what a process has on a device; what policy is told of it.
+/// Records what a process has on a device, and makes the event for policy.
 fn count<'a>(
     (session, gpu): (SessionId, GpuId),
     slot: u32,
@@ -392,7 +392,7 @@ fn sum(layout: &Layout, which: impl Fn(usize) -> bool) -> Bytes {
         .sum()
 }
 
-/// Keeps what is in the way of a check that still runs.
+/// Records what prevents a check that is still under way.
 fn note_blocker(id: u64, reclaim: ReclaimId, blocker: &Blocker, members: &mut Members) {
     let asked = members.get_mut(id).and_then(|known| known.blocker.as_mut());
     if let Some((_, found)) = asked.filter(|(asked, _)| *asked == reclaim) {
@@ -400,7 +400,7 @@ fn note_blocker(id: u64, reclaim: ReclaimId, blocker: &Blocker, members: &mut Me
     }
 }
 
-/// A process needs more on a GPU.
+/// A process needs more memory on a GPU.
 fn demanded<'a>(
     (session, role, gpu): (SessionId, Role, Option<GpuId>),
     said: &MemorySaid,
@@ -441,7 +441,7 @@ fn demanded<'a>(
     events.map(Event::Memory).collect()
 }
 
-/// What policy is told when a process says who holds its blocks.
+/// Makes the event for policy when a process reports which requests hold its blocks.
 fn requests(session: SessionId, job: Option<JobId>, said: &MemorySaid) -> Vec<Event<'_>> {
     // Only the job's own processes say who holds its blocks.
     let (
@@ -469,7 +469,7 @@ fn requests(session: SessionId, job: Option<JobId>, said: &MemorySaid) -> Vec<Ev
     all.into_iter().chain(published).chain(forgotten).collect()
 }
 
-/// Writes down for a successor whether the process may be in the middle of changing mappings.
+/// Records, for a successor, whether the process may be in the middle of changing mappings.
 pub(crate) fn note_move(session: SessionId, moving: bool, members: &Members, adoption: &Adoption) {
     let Some(known) = members.get(session.0) else {
         return;

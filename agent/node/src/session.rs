@@ -18,169 +18,169 @@ use tidegate_abi::page::{ACTIVITY_BUSY, DEVICES};
 use tidegate_policy::fair::Gives;
 use tidegate_policy::ids::{Bytes, GpuId, GpuSet, JobId, ReclaimId};
 
-/// Channels one session may have managed.
+/// How many channels of one session may be managed.
 pub const CHANNELS: usize = 1_024;
-/// Scheduling calls of one session that may wait.
+/// How many scheduling calls of one session may wait.
 pub const TICKETS: usize = 1_024;
 
-/// One attached process, by its connection.
+/// One attached process: one connection.
 #[derive(Debug)]
 pub struct Session {
-    /// The agent's number.
+    /// The agent's number for the session.
     pub id: u64,
-    /// What the kernel says of it.
+    /// What the kernel says about the process.
     pub peer: Peer,
-    /// What it is.
+    /// Its role.
     pub role: Role,
-    /// Why.
+    /// Why it has that role.
     pub origin: Origin,
-    /// Offline only.
+    /// Its job; offline only.
     pub job: Option<JobId>,
-    /// The library in it.
+    /// The preloaded library in it.
     pub library: Library,
-    /// How it is reached.
+    /// Its transport.
     pub link: Link,
-    /// Its devices, by the place in its page.
+    /// Its devices, by their index in its page.
     pub slots: [Slot; DEVICES],
-    /// What it has of the driver.
+    /// Its files, clients and claims at the driver.
     pub rm: Rm,
     /// Its channels.
     pub channels: Vec<Held>,
-    /// Scheduling calls.
+    /// Its scheduling calls.
     pub calls: Calls,
-    /// What the last reclaim that asked it found in the way.
+    /// What prevented the last reclaim that asked it.
     pub blocker: Option<(ReclaimId, Blocker)>,
-    /// How it stands.
+    /// Its state with the agent.
     pub state: State,
-    /// What it says of its work.
+    /// What it reports of its work.
     pub work: Work,
-    /// What leases have to do with it.
+    /// Its state with leases.
     pub lease: Leasing,
 }
 
-/// Where a process has its role from.
+/// Where the role of a process comes from.
 #[derive(Debug)]
 pub struct Origin {
-    /// The rule that decided, in words.
+    /// The rule that decided, as text.
     pub rule: String,
-    /// What the process asked to be.
+    /// The role that the process asked for.
     pub asked: Asked,
-    /// What it gives its job among others.
+    /// The weight and class that it gives its job.
     pub gives: Gives,
 }
 
-/// What a process has of the driver.
+/// A process' files, clients and claims at the driver.
 #[derive(Debug)]
 pub struct Rm {
-    /// The driver's files of it.
+    /// Its files of the driver.
     pub files: OwnFiles,
     /// Its RM clients.
     pub clients: HashMap<u32, Client>,
-    /// Claims of clients that the prover has not answered.
+    /// Claims of clients for which the prover has no answer yet.
     pub claims: usize,
 }
 
 /// Scheduling calls of a process.
 #[derive(Debug, Default)]
 pub struct Calls {
-    /// What its groups of channels had before they were given timeslices, by client and handle.
+    /// The timeslices that its channel groups had before the agent set them, by client and handle.
     pub slices: HashMap<(u32, u32), Before>,
-    /// Its own calls that wait.
+    /// Its own scheduling calls that wait.
     pub tickets: Vec<Ticket>,
 }
 
-/// What leases have to do with a process.
+/// The state of a process with leases.
 #[derive(Debug, Default)]
 pub struct Leasing {
-    /// Offline: tells its units from those of other jobs.
+    /// Offline: distinguishes its units from those of other jobs.
     pub salt: u64,
-    /// Offline: what its trainer offered last, as passed on, and where.
+    /// Offline: what its trainer offered last, as policy knows it, and on which GPU.
     pub offered: Offer,
     /// See `offered`.
     pub offered_on: GpuSet,
-    /// Offline, without a page: what it said.
+    /// Offline, without a page: its last report.
     pub streamed: Offer,
-    /// Offline: its trainer offers units, so that its doorbell is heard.
+    /// Offline: its trainer offers units, so the shell listens to its doorbell.
     pub trains: bool,
-    /// Offline: what its devices were told of leases last, by place in its page.
+    /// Offline: the last lease words of its devices, by their index in the page.
     pub told: [Option<LeaseWords>; DEVICES],
-    /// Offline: what it did under a lease, as last passed on, by place in its page.
+    /// Offline: what it did under a lease, as policy knows it, by the index in its page.
     pub done: [u64; DEVICES],
     /// Offline: when it had its last lease, ns.
     pub lent_ns: u64,
-    /// Online: when it was asked for its iterations, and whether it is silent.
+    /// Online: when the agent asked it for iterations, and whether it has been silent since.
     pub silence: Silence,
-    /// Online: it sent a page for them. It may once.
+    /// Online: it sent a page for iterations. It may do so once.
     pub claimed: bool,
-    /// Online: where it says them.
+    /// Online: the page on which it reports iterations.
     pub beats: Option<BeatRef>,
-    /// Online: what is known of them, by place in its page.
+    /// Online: what is known of its iterations, by the index in its page.
     pub followers: BTreeMap<usize, Follower>,
 }
 
 /// Whether an online process reports its iterations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silence {
-    /// When it was asked for them, ns.
+    /// When the agent asked for them, ns.
     pub asked_ns: Option<u64>,
-    /// Since when it works and reports none, ns, and its launches by then.
+    /// Since when it has worked without reporting any, ns, and its launches at that time.
     pub since: Option<(u64, u64)>,
-    /// That was told.
+    /// An event has reported that.
     pub told: bool,
 }
 
-/// How a process is reached, and what it last said there.
+/// The transport of a process, and its last reports.
 #[derive(Debug)]
 pub struct Link {
     /// The clock of the times that it sends.
     pub clock: ProcessClock,
-    /// None: edges travel on the stream.
+    /// Its page; None: edges travel on the stream.
     pub page: Option<PageRef>,
-    /// None: the connection is lost, the process lives on.
+    /// Its stream; None: the connection is lost, but the process lives.
     pub outbox: Option<Box<dyn Outbox>>,
-    /// How often it rings.
+    /// Counts its rings.
     pub rings: Rate,
-    /// How often it wakes without a ring.
+    /// Counts its wakes without a ring.
     pub vain: Vain,
-    /// The word of the prober's last round as last seen: progress is that it changes.
+    /// The word of the prober's last round, as last read. A changed word is progress.
     pub prober: u64,
-    /// Requests in flight, as its engine last said.
+    /// Requests in flight, as its engine last reported.
     pub flight: Flight,
-    /// The agent after which it enabled its own channels, as last seen.
+    /// The generation after which it enabled its own channels, as last read.
     pub released: u64,
 }
 
-/// What an engine says of its requests. Those that overlap are one flight.
+/// An engine's reports of requests. Overlapping requests form one flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flight {
-    /// Whether some are in flight, once it said so or no.
+    /// Whether some are in flight; None: the engine has not reported any.
     pub on: Option<bool>,
-    /// Flights so far: names the last one.
+    /// Number of flights so far, which names the last one.
     pub number: u64,
 }
 
-/// How a process stands with the agent.
+/// The state of a process with the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Why it is not managed, or what is odd.
+    /// Why it is not managed, or what is special about it.
     pub note: String,
-    /// It was under an agent before.
+    /// It was under an earlier agent.
     pub was_gated: bool,
     /// Some of its channels cannot be controlled, so its launches wait while its job is disabled.
     pub launch_gated: bool,
-    /// Policy says it makes no progress.
+    /// Policy found that it makes no progress.
     pub lapsed: bool,
-    /// It is asked to look whether it has work.
+    /// The agent asked it to check whether it has work.
     pub asked: bool,
-    /// Since when launches of it wait on the gate, ns.
+    /// Since when its launches have waited at the gate, ns.
     pub waits: Option<u64>,
-    /// Policy takes it to have none.
+    /// Policy assumes that it has no work.
     pub rests: bool,
-    /// Policy takes it not to count among others.
+    /// Policy assumes that it does not count beside other jobs.
     pub uncounted: bool,
 }
 
-/// The driver's files of a process.
+/// A process' files of the driver.
 #[derive(Debug)]
 pub struct OwnFiles {
     /// Its control file.
@@ -192,60 +192,60 @@ pub struct OwnFiles {
 /// One device of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slot {
-    /// Which GPU, once the process said so.
+    /// The GPU; None: the process has not reported it yet.
     pub gpu: Option<GpuId>,
-    /// Activity as last passed on.
+    /// Its activity, as policy knows it.
     pub seen: Activity,
-    /// Why it is busy without launching (`BusyReason`), as last passed on.
+    /// Why it is busy without launching (`BusyReason`), as policy knows it.
     pub suspect: u32,
-    /// Without a page: the launch gate as last told, closed or not.
+    /// Without a page: the last launch gate that was sent, closed or not.
     pub gate: Option<bool>,
-    /// Launches of an online process as last looked at, and when they had grown, ns.
+    /// Launches of an online process at the last look, and when they had grown, ns.
     pub launched: (u64, u64),
-    /// Launches it had made before this session.
+    /// Launches that it had made before this session.
     pub launched_before: u64,
-    /// Memory made for a KV cache that is not registered, as last told.
+    /// Memory of a KV cache that is not registered, as last reported.
     pub unregistered: Bytes,
-    /// All memory that the process holds there, as last told.
+    /// All memory that the process holds there, as last reported.
     pub held: Bytes,
-    /// What the process is shown as its share of the GPU, and what of it others give up for it, as last told.
+    /// The share of the GPU that the process sees, and how much of it others give up for it, as last sent.
     pub share: Option<(Bytes, Bytes)>,
 }
 
 /// The control file of a process.
 #[derive(Debug)]
 pub enum Control {
-    /// It sent none.
+    /// The process sent none.
     None,
-    /// The prover looks at it; the one before stays, if it cannot be had.
+    /// The prover checks it. If the file cannot be used, the previous one stays.
     Looking(Option<File>),
-    /// It is the driver's.
+    /// It is the driver's file.
     Known(File),
 }
 
 /// Whether a client is the session's own.
 #[derive(Debug)]
 pub enum Client {
-    /// Waits for the file, or for the prover.
+    /// Waiting for the file, or for the prover.
     Asked,
-    /// Yes; None: by its word.
+    /// Yes, proven; None: by the process' own report.
     Own(Option<File>),
-    /// No, or it cannot be told.
+    /// No, or nobody can know.
     Foreign,
 }
 
 /// One channel of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    /// As reported.
+    /// The channel, as reported.
     pub channel: Channel,
-    /// Where it is.
+    /// Its GPU.
     pub gpu: Option<GpuId>,
     /// Its place in the journal while it is managed.
     pub place: Option<Place>,
 }
 
-/// Rings in the current window of 100 ms.
+/// Number of rings in the current window of 100 ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rate {
     window: u64,
@@ -253,7 +253,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Counts one; whether there were more than `per_second` allows.
+    /// Counts one ring; whether there were more than `per_second` allows.
     pub const fn exceeds(&mut self, now_ns: u64, per_second: u32) -> bool {
         let window = now_ns / 100_000_000;
         if window != self.window {
@@ -285,7 +285,7 @@ impl Vain {
     }
 }
 
-/// The same number for the same name, in every run of the agent: FNV-1a.
+/// A hash of a name that is the same in every run of the agent: FNV-1a.
 fn salt(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
@@ -361,7 +361,7 @@ impl Session {
             .fold(0, u64::saturating_add)
     }
 
-    /// Its part of what its job says of its work, in this session.
+    /// Its part of its job's reported work, in this session.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let page = self.link.page.as_ref();
@@ -375,7 +375,7 @@ impl Session {
         self.role == Role::Online
     }
 
-    /// Gives it a sign of life: a time of its own clock, since libraries of 0.1.0 and before compare it with that.
+    /// Updates its heartbeat, with a time of its own clock, because libraries up to 0.1.0 compare it with that.
     pub fn beat(&self, now: u64) {
         if let Some(page) = &self.link.page {
             let at = self.link.clock.there(now);
@@ -383,7 +383,7 @@ impl Session {
         }
     }
 
-    /// Tells the process something; false when it does not listen, and is cut off.
+    /// Sends the process a message; false if it does not listen and is cut off.
     pub fn tell(&mut self, tell: Tell) -> bool {
         let outbox = self.link.outbox.as_ref();
         let sent = outbox.is_some_and(|outbox| outbox.tell(tell));
@@ -393,7 +393,7 @@ impl Session {
         sent
     }
 
-    /// Tells a process without a page the launch gates that have changed.
+    /// Sends a process without a page the launch gates that have changed.
     pub fn tell_gates(&mut self, closed: impl Fn(GpuId) -> bool) {
         for at in 0..self.slots.len() {
             let Some(gpu) = self.slots[at].gpu else {
@@ -412,7 +412,7 @@ impl Session {
         }
     }
 
-    /// Tells it the lease of a device.
+    /// Sends it the lease of a device.
     pub fn tell_lease(&mut self, slot: usize, lease: LeaseWords) {
         let Some(told) = self.lease.told.get_mut(slot) else {
             return;
@@ -427,7 +427,7 @@ impl Session {
         self.tell(Tell::Lease { slot, lease });
     }
 
-    /// Tells it that no lease of a device stands. `free`: it needs none.
+    /// Sends it that a device has no lease. `free`: it needs none.
     pub fn tell_no_lease(&mut self, slot: usize, free: bool) {
         let told = self.lease.told.get(slot).copied().flatten();
         let state = if free {
@@ -447,7 +447,7 @@ impl Session {
         );
     }
 
-    /// The driver's files of it, for who has to hold them longer.
+    /// Its files of the driver, for those that must hold them longer.
     pub fn take_files(&mut self) -> Files {
         let mut control: Vec<File> = Vec::new();
         for held in self.channels.iter().filter(|held| held.place.is_some()) {
@@ -469,8 +469,8 @@ impl Session {
         devices.chain(self.channels.iter().filter_map(|held| held.gpu))
     }
 
-    /// Whether it counts among the processes of other jobs: it has shown that a channel is its own, or where no channel is
-    /// touched that a file is the driver's. Else every process without a GPU would have a part of each.
+    /// Whether it counts among the processes of other jobs: it has shown that a channel is its own, or where no channel
+    /// is touched that a file is the driver's. Else every process without a GPU would have a part of each.
     pub(crate) fn counts(&self, settings: &Settings) -> bool {
         if settings.believe_unproven {
             return true;
@@ -485,7 +485,7 @@ impl Session {
         self.channels.iter().any(proven)
     }
 
-    /// The GPU on which it is busy and has not launched anything for longest, and since when, ns.
+    /// The GPU on which it has been busy without a launch for longest, and since when, ns.
     pub fn busy_for_nothing(&self) -> Option<(GpuId, u64)> {
         let busy = self
             .slots
@@ -510,7 +510,7 @@ impl Session {
             .max(usize::from(launches))
     }
 
-    /// Of groups that are gone nothing is put back.
+    /// Timeslices of groups that are gone are not restored.
     pub fn forget_slices(&mut self) {
         let channels = &self.channels;
         let of = |held: &Held| (held.channel.client, held.channel.tsg);
@@ -519,7 +519,7 @@ impl Session {
             .retain(|group, _| channels.iter().any(|held| of(held) == *group));
     }
 
-    /// Its managed channels: where, and their places.
+    /// Its managed channels: their GPUs and their places in the journal.
     pub fn managed(&self) -> impl Iterator<Item = (Option<GpuId>, Place)> {
         let held = self.channels.iter();
         held.filter_map(|held| Some((held.gpu, held.place?)))

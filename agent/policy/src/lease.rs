@@ -52,15 +52,15 @@ use predict::{Solo, SoloFit};
 use record::{Key, Kind, Known, Records, Took};
 use slo::{Guards, Promise, Running};
 
-/// Seen so often, a record is taken for what it says.
+/// How often a shape must be seen until its record is used.
 const KNOWN: u64 = 8;
 /// Iterations after which the fit is made anew.
 const REFIT: u64 = 64;
-/// What the past weighs then: half of it is from the last 1,400 iterations.
+/// The weight of the past then: half of it comes from the last 1,400 iterations.
 const FADE: f64 = 0.97;
 /// Clean leases that give back a unit after an overrun (plan: one in a hundred).
 const CLEAN: u32 = 100;
-/// Overruns are too often from one in so many leases on.
+/// Overruns are too frequent from one in this many leases on.
 const OFTEN: f64 = 4.0;
 /// Of what the request nearest to being late is ahead, a lease takes this part at most. Ours: a half
 /// keeps as much in reserve as one token leaves.
@@ -71,9 +71,9 @@ const USED: f64 = 0.5;
 const PROMPTS: f64 = 2.0;
 /// A request that has waited for this part of what its first token may take, while none is read, finds no room. Ours.
 const WAITED: f64 = 0.1;
-/// What the longest prompt of late fades by with each. No source: half of it is gone after 70.
+/// The factor by which the longest recent prompt fades with each. No source: half of it is gone after 70.
 const FORGOTTEN: f64 = 0.01;
-/// Where each token is promised, the guard leaves this part: it is the prediction that must be right.
+/// If each token has a promise, the guard leaves this part: the prediction itself must be right.
 const LEAST: f64 = 0.5;
 /// Idle age from which on a trainer may run while nobody knows when online will be back, ns: few
 /// pauses are shorter, and a gate at the end of one that is costs a hundredth of its age at most.
@@ -90,9 +90,9 @@ struct Limit {
     fingerprint: u64,
     units: u32,
     clean: u32,
-    /// Share of the leases that overran, moving.
+    /// Share of the leases that overran, as a moving mean.
     rate: f64,
-    /// How far, ns: the most of late.
+    /// By how much, ns: the largest recent value.
     excess: f64,
 }
 
@@ -113,7 +113,7 @@ pub struct Leaser {
     counts: Counts,
     /// When the last iteration was over, ns.
     beaten: u64,
-    /// What iterations that read prompts took, ns: about the most of late.
+    /// How long iterations that read prompts took, ns: about the longest recent one.
     prompts: f64,
     predictions: Predictions,
 }
@@ -121,9 +121,9 @@ pub struct Leaser {
 /// How well iterations were predicted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Predictions {
-    /// Those that were compared.
+    /// How many were compared.
     count: u64,
-    /// By what part of what an iteration took they were off: a moving mean.
+    /// Relative error, as a moving mean.
     error: f64,
 }
 
@@ -145,7 +145,7 @@ struct Counts {
 }
 
 impl Leaser {
-    /// Nothing known.
+    /// Nothing is known.
     #[must_use]
     pub fn new(config: Leasing) -> Self {
         Self {
@@ -343,7 +343,7 @@ impl Leaser {
         }
     }
 
-    /// What an iteration is expected to take, ns: its mean where it is known, else by the fit.
+    /// The expected duration of an iteration, ns: its mean if that is known, otherwise by the fit.
     fn expected(&mut self, of: &Iteration) -> Option<f64> {
         if of.prompt > 0 || of.batch == 0 {
             return None;
@@ -354,13 +354,13 @@ impl Leaser {
         fit.or(record.map(|record| record.mean))
     }
 
-    /// How many predictions were compared with what came, and by what part of it they were off of late.
+    /// How many predictions were compared with the actual iteration, and their recent relative error.
     #[must_use]
     pub const fn predictions(&self) -> (u64, f64) {
         (self.predictions.count, self.predictions.error)
     }
 
-    /// What the next iteration takes, at its tail, ns.
+    /// The duration of the next iteration, at its tail, ns.
     pub fn predicted(&mut self, next: &Iteration) -> f64 {
         let record = self.records.get(shape(next));
         self.tail(record, next)
@@ -379,18 +379,18 @@ impl Leaser {
         }
     }
 
-    /// What a unit takes, at its tail, ns.
+    /// The duration of a unit, at its tail, ns.
     pub fn unit(&mut self, unit: &Unit) -> u64 {
         taken(self.records.get(unit.key), unit)
     }
 
-    /// The same for whoever only looks.
+    /// The same, for readers.
     #[must_use]
     pub fn unit_seen(&self, unit: &Unit) -> u64 {
         taken(self.records.peek(unit.key), unit)
     }
 
-    /// What iterations and units take, by their shape.
+    /// The durations of iterations and units, by their shape.
     #[must_use]
     pub const fn records(&self) -> &Records {
         &self.records
@@ -569,7 +569,7 @@ impl Leaser {
         self.counts.overruns
     }
 
-    /// What of the slack is used, from 0 to 1.
+    /// The part of the slack that is used, from 0 to 1.
     #[must_use]
     pub fn guard(&self) -> f64 {
         self.guards.scale()

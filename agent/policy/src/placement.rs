@@ -45,21 +45,21 @@ use core::fmt;
 use core::time::Duration;
 use profile::GIB;
 
-/// Sets of GPUs that are tried one by one; a node with more answers for all of its GPUs at once, which no set is
-/// worse than. Half of eight GPUs are 70 sets, half of sixteen 12,870.
+/// How many sets of GPUs are tried one by one. A node with more sets answers for all of its GPUs at once, which is no
+/// better than any set. Half of eight GPUs are 70 sets, half of sixteen 12,870.
 pub const MOST_CHOICES: u64 = 16_384;
 
-/// Over what time is said what.
+/// The period of a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Horizon {
     /// Length of a window: an hour of a day sees the slow changes of a load, and evens out single bursts.
     pub window: Duration,
-    /// Length of the windows by which jobs are judged: [`crate::tend::Tending::window`]. Not shorter than a window, it
-    /// changes nothing.
+    /// Length of the windows by which jobs are judged: [`crate::tend::Tending::window`]. If it is not shorter than a
+    /// window, it changes nothing.
     pub judged: Duration,
-    /// With less history nothing is said.
+    /// With less history there is no prediction.
     pub least: Duration,
-    /// Windows of a hundred that reach the value.
+    /// How many of a hundred windows reach the predicted value.
     pub percent: u8,
 }
 
@@ -74,16 +74,17 @@ impl Default for Horizon {
     }
 }
 
-/// What happens to a job takes so long.
+/// How long operations on a job take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// To disable its channels and to enable them again, once each. Valve (section 4.1) says less than 1 ms each;
+    /// To disable its channels and to enable them again, once each. Valve (section 4.1) reports less than 1 ms each;
     /// 0.3 ms is what replay assumes, until a node has measured its own.
     pub switch: Duration,
-    /// To give back a GiB of memory, for which it is off: 512 handles of 2 MiB at 256 us, of which 193 us make the
+    /// To give back a GiB of memory, while the job is stopped: 512 handles of 2 MiB at 256 us, of which 193 us make the
     /// handle and 63 us exchange it for the quarantine page (kvcached, `benchmarks/bench_vmm`, A100).
     pub give_back_gib: Duration,
-    /// Most that is given back in a second in which it runs, GiB: `Sharing::batch` each `Sharing::restore_interval`.
+    /// The most that is given back in a second in which the job runs, GiB: `Sharing::batch` each
+    /// `Sharing::restore_interval`.
     pub give_back_gib_per_s: f64,
 }
 
@@ -104,20 +105,20 @@ pub struct Node<'a> {
     pub gpus: GpuSet,
     /// Its history, in any order.
     pub slices: &'a [Slice],
-    /// Over what time.
+    /// The period of the prediction.
     pub horizon: Horizon,
-    /// What things take.
+    /// How long operations take.
     pub costs: Costs,
-    /// What the job would get of the offline time of its GPUs, by weight among those there: 1 alone.
+    /// The job's share of the offline time of its GPUs, by weight among the jobs there; 1 if it is alone.
     pub share: f64,
     /// Measured over predicted for this profile here; 1 if nothing was measured.
     pub correction: f64,
-    /// Units a second that a job of this profile lost here, if one ran: instead of what falls would cost.
+    /// Units per second that a job of this profile lost here, if one ran; used instead of the estimate from what falls.
     pub lost_per_s: Option<f64>,
 }
 
 impl<'a> Node<'a> {
-    /// A node with this history, of which nothing else is known.
+    /// A node with this history, about which nothing else is known.
     #[must_use]
     pub fn new(gpus: GpuSet, slices: &'a [Slice]) -> Self {
         Self {
@@ -132,18 +133,18 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Of what a figure is made; shares of time, and factors.
+/// The parts of a prediction: shares of time, and factors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
     /// Every gate was open.
     pub open: f64,
     /// Of that, lost to switches.
     pub switches: f64,
-    /// Lost to memory that is given back.
+    /// Lost while memory is given back.
     pub moves: f64,
-    /// Spent on computing again what was lost.
+    /// Spent on computing lost units again.
     pub again: f64,
-    /// What the memory allows of the rate.
+    /// The factor that the memory allows.
     pub memory: f64,
     /// Share among jobs.
     pub share: f64,
@@ -152,7 +153,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The figure.
+    /// The product.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         let open = self.open - self.switches - self.moves - self.again;
@@ -160,35 +161,35 @@ impl Parts {
     }
 }
 
-/// Nothing, if it is no number.
+/// Zero if it is not a number.
 const fn bounded(ratio: f64) -> f64 {
     if ratio > 0.0 { ratio.min(1.0) } else { 0.0 }
 }
 
-/// Why nothing is said of a node.
+/// Why there is no prediction for a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Refusal {
     /// It has fewer GPUs for offline than the job needs.
     Gpus {
-        /// So many.
+        /// Its GPUs for offline.
         has: u32,
-        /// Of so many.
+        /// The GPUs that the job needs.
         needs: u8,
     },
     /// Too little history.
     History {
-        /// So much.
+        /// The history that there is.
         has: Duration,
-        /// Of so much.
+        /// The history that is needed.
         needs: Duration,
     },
-    /// No slice knows a GPU's memory: it is not shared there.
+    /// No sample has the memory of a GPU: it is not shared there.
     MemoryNotShared(GpuId),
     /// The job needs more memory than offline ever had.
     Memory {
-        /// The most it had, on the GPU with least, GiB.
+        /// The most it had, on the GPU with the least, GiB.
         has: f64,
-        /// Of so much, GiB.
+        /// The memory that the job needs, GiB.
         needs: f64,
     },
 }
@@ -222,23 +223,23 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a job would get.
+/// A prediction for a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// The share of its rate with the GPUs to itself, from 0 to 1, in [`Horizon::percent`] windows of a hundred; 0 with
     /// a refusal.
     pub ratio: f64,
-    /// The same in the mean of all windows; of all sets the least.
+    /// The same for the mean of all windows; for several sets, the least.
     pub mean: f64,
-    /// Of what [`Prediction::ratio`] is made, in the window that it is from.
+    /// The parts of [`Prediction::ratio`], in the window that it comes from.
     pub parts: Parts,
-    /// The GPUs it is of: of all sets the job may get, the one that gives least.
+    /// The GPUs of the prediction: of all sets that the job may get, the one that gives least.
     pub gpus: GpuSet,
-    /// Windows that it is from. Of fewer than ten it is the least.
+    /// The number of windows. With fewer than ten the least one counts.
     pub windows: u32,
-    /// Share of the time with gates open that nobody knows which: counted as closed.
+    /// The share of the time with open gates of unknown GPUs, which counts as closed.
     pub unknown: f64,
-    /// Why nothing is said; empty: something is.
+    /// Why there is no prediction; empty: there is one.
     pub refusals: Vec<Refusal>,
 }
 

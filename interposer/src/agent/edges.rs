@@ -12,38 +12,38 @@ use crate::sys;
 use std::time::Duration;
 use tidegate_abi::page::DEVICES;
 
-/// An agent that does not say what it has heard is given so long for an edge, ns. One that reads 4,096 messages a second
-/// hears 16 devices in time.
+/// How long an agent that does not confirm edges is given for one, ns. An agent that reads 4,096 messages a second
+/// receives those of 16 devices in that time.
 const UNHEARD_NS: u64 = 5_000_000;
 
-/// What the agent was told last of a device.
+/// The last edge of a device that was sent.
 #[derive(Clone, Copy, Debug, Default)]
 struct Said {
-    /// Which message of the stream it was.
+    /// Its number among the messages of the stream.
     message: u64,
     at_ns: u64,
 }
 
-/// What the agent was told of each device in this session.
+/// The last edges of all devices in this session.
 #[derive(Debug, Default)]
 pub struct Edges {
     said: [Said; DEVICES],
-    /// Messages that the agent has heard, if it says so.
+    /// Messages that the agent has confirmed, if it confirms messages.
     heard: Option<u64>,
 }
 
 impl Edges {
-    /// The agent says what it has heard.
+    /// The agent confirms messages.
     pub fn hears(&mut self) {
         self.heard.get_or_insert(0);
     }
 
-    /// It has heard so many messages.
+    /// The agent has confirmed this many messages.
     pub fn heard(&mut self, messages: u64) {
         self.heard = Some(messages);
     }
 
-    /// When the next edge of a device may be said; 0: at once. None: when the agent has heard the last.
+    /// When the next edge of a device may be sent; 0: at once. None: when the agent has confirmed the last one.
     fn next_ns(&self, device: usize) -> Option<u64> {
         let said = self.said[device];
         match self.heard {
@@ -53,7 +53,7 @@ impl Edges {
         }
     }
 
-    /// Says the newest edge of each device that may be said.
+    /// Sends the newest edge of each device for which it may.
     pub fn deliver(&mut self, process: &Process, up: &Upstream, now: u64) {
         for device in 0..DEVICES {
             if self.next_ns(device).is_none_or(|at_ns| now < at_ns) {
@@ -70,7 +70,7 @@ impl Edges {
         }
     }
 
-    /// How long until an edge that waits may be said, unless the agent's word is awaited.
+    /// How long until a waiting edge may be sent; None if it waits for the agent's confirmation.
     pub fn wake_in(&self, process: &Process, now: u64) -> Option<Duration> {
         let rm = sys::lock(&process.rm);
         let waits = rm.edges.iter().enumerate();

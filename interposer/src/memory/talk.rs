@@ -27,13 +27,13 @@ const KINDS: u32 = 1;
 
 /// An order without a deadline of its own.
 const DEADLINE_NS: u64 = 20_000_000;
-/// Usage and requests are sent no more often than this.
+/// Usage and requests are sent at most this often.
 const EVERY_NS: u64 = 25_000_000;
 const USAGE_EVERY_NS: u64 = 100_000_000;
-/// Between two looks for processes of the job that are gone: one that goes wakes nobody.
+/// Time between two checks for processes of the job that have ended, because a process that ends wakes nobody.
 const LOOK_EVERY_NS: u64 = 1_000_000_000;
 
-/// What an agent may refuse to hear, however often it is said.
+/// Messages that an agent may refuse, however often they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unheard {
     /// The stripes of a cache.
@@ -56,7 +56,7 @@ impl Unheard {
         1 << self as u8
     }
 
-    /// For the agent, and for people.
+    /// The reason, for the agent and for log lines.
     const fn why(self) -> &'static str {
         match self {
             Self::Stripes => {
@@ -72,9 +72,9 @@ impl Unheard {
 /// The reporter's side.
 #[derive(Debug, Default)]
 pub struct Talk {
-    /// What the agent understands of memory, as `Welcome.memory` counts it. None: it has not said so.
+    /// What the agent understands about memory, as `Welcome.memory` says. None: it has not said so yet.
     agent: Option<u32>,
-    /// What such an agent is told no more ([`Unheard`]): what it understands is what `agent` was.
+    /// What the library no longer sends to such an agent ([`Unheard`]): `agent` was what it understands.
     unheard: u8,
     unheard_by: u32,
     /// The caches have not been described in this session.
@@ -92,7 +92,7 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// A new session: the next [`Self::deliver`] says what stands, and each after it what changed.
+    /// A new session: the next [`Self::deliver`] sends everything that exists, each later one what has changed.
     pub fn attach(&mut self, process: &Process) {
         self.void(process);
         *self = Self {
@@ -105,7 +105,7 @@ impl Talk {
         process.memory.changed();
     }
 
-    /// The agent says what it understands of memory. It is told nothing of it before.
+    /// The agent has said what it understands of memory. Nothing is sent to it before.
     pub fn welcome(&mut self, memory: u32) {
         self.agent = Some(memory);
         // A later one may hear what an earlier one did not.
@@ -114,7 +114,7 @@ impl Talk {
         }
     }
 
-    /// The agent closed the stream for `what`, and would do so again.
+    /// The agent closed the stream because of `what`, and would do so again.
     pub fn unheard(&mut self, what: Unheard) {
         if self.unheard & what.bit() == 0 {
             self.unheard |= what.bit();
@@ -141,7 +141,7 @@ impl Talk {
         }
     }
 
-    /// Ends a session: its orders are void, and whoever waits for an answer goes on without.
+    /// Ends a session: its orders are void, and a thread that waits for an answer continues without one.
     pub fn void(&self, process: &Process) {
         let memory = &process.memory;
         memory.inbox.session.fetch_add(1, AcqRel);
@@ -313,7 +313,7 @@ impl Talk {
         Some(Duration::from_nanos(next.saturating_sub(now).max(100_000)))
     }
 
-    /// Takes a command of the agent's.
+    /// Takes an order of the agent.
     pub fn command(&mut self, process: &'static Process, command: Command) {
         let memory = &process.memory;
         match command {
@@ -463,7 +463,7 @@ pub fn is_raised_within(flag: &AtomicBool, wait_ns: u64) -> bool {
     true
 }
 
-/// Asks for room for an allocation and waits for so long at most; whether it was granted.
+/// Asks for room for an allocation and waits at most this long; whether it was granted.
 pub fn ask(process: &Process, device: usize, bytes: u64, patience_ns: u64) -> bool {
     let memory = &process.memory;
     if !process.link.attached.load(Acquire) {

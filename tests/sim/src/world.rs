@@ -23,31 +23,31 @@ use tidegate_policy::config::Config;
 use tidegate_policy::fair::Gives;
 use tidegate_vgpu::personality::Personality;
 
-/// How soon a thread that was stopped makes its next call, ns.
+/// How long a thread that was stopped takes to make its next call, ns.
 pub(crate) const SOON: u64 = 40_000;
-/// The engine kernels run on.
+/// The engine on which kernels run.
 pub(crate) const GRAPHICS: u32 = 1;
-/// How often a schedule that may be over is looked at, ns.
+/// How often the world checks whether the schedule is over, ns.
 const LOOK_EVERY: u64 = 50 * MS;
 
-/// What the programs of a schedule do, what goes wrong with them, and who judges.
+/// The programs of a scenario, its faults, and its checker.
 pub(crate) trait Play: Debug + Sized {
-    /// What a program is beside its page and its channels.
+    /// The scenario's state of a program, beside its page and its channels.
     type Own: Debug;
     /// What happens to programs.
     type Ev: Debug;
-    /// Libraries have words for leases.
+    /// The libraries support leases.
     const LEASES: bool = false;
-    /// No schedule lasts longer, ns; one that does is stuck.
+    /// The longest duration of a schedule, ns. A schedule that exceeds it is stuck.
     const LONGEST: u64;
-    /// Quiet at the end of a schedule, ns: longer than any interval of the policy.
+    /// The quiet time at the end of a schedule, ns: longer than any interval of the policy.
     const QUIET: u64;
 
-    /// The agent runs; programs are to start.
+    /// The agent runs; programs start now.
     fn begins(world: &mut World<Self>);
-    /// An event of this play.
+    /// Handles an event of the scenario.
     fn happens(world: &mut World<Self>, event: Self::Ev);
-    /// Whether anything is still to be done but what the world knows of.
+    /// Whether anything remains to be done that the world does not know of.
     fn is_busy(world: &mut World<Self>) -> bool;
     /// Work on a device is done.
     fn finished(world: &mut World<Self>, gpu: usize, tag: u64, at: u64);
@@ -55,20 +55,20 @@ pub(crate) trait Play: Debug + Sized {
     fn passes(world: &mut World<Self>, pid: usize);
     /// The schedule is over.
     fn ends(_world: &mut World<Self>) {}
-    /// The judge learns what is so.
+    /// The checker learns a fact.
     fn learns(&mut self, now: u64, fact: Fact<'_>);
-    /// What an event of this play is in a time line, and whether there are many alike; None: not worth a line.
+    /// The text of an event of the scenario in a time line, and whether there are many alike; None: it gets no line.
     fn told_of(event: &Self::Ev) -> Option<(String, bool)>;
 
     /// A process began and is about to attach.
     fn spawned(world: &mut World<Self>, pid: usize);
-    /// A process has attached and named its devices.
+    /// A process has attached and reported its devices.
     fn attached(_world: &mut World<Self>, _pid: usize) {}
-    /// The stream of a process ended, and with it all that it was ordered.
+    /// The stream of a process ended, and with it all of its orders.
     fn detached(_world: &mut World<Self>, _pid: usize) {}
-    /// A process is told something about its memory.
+    /// A process receives a message about its memory.
     fn told(_world: &mut World<Self>, _pid: usize, _order: MemoryOrder) {}
-    /// An online process is asked for the page of its iterations.
+    /// An online process receives the request for its page of iterations.
     fn asked_for_beats(_world: &mut World<Self>, _pid: usize) {}
     /// That page, once it was sent.
     fn beats(_world: &mut World<Self>) -> Option<BeatRef> {
@@ -82,25 +82,26 @@ pub(crate) trait Play: Debug + Sized {
     fn gives(_world: &World<Self>, _pid: usize) -> Gives {
         Gives::default()
     }
-    /// The shell was turned.
+    /// The shell made an iteration.
     fn turned(_world: &mut World<Self>) {}
-    /// Who is in control may have changed.
+    /// Whether the agent is in control may have changed.
     fn settled(_world: &mut World<Self>) {}
     /// An issue thread acts on an armed order.
     fn fired(&mut self) {}
-    /// The shell told people of something of this kind.
+    /// The shell reported an event of this kind to operators.
     fn noted(&mut self, _kind: &'static str) {}
 }
 
-/// What a judge learns.
+/// What a checker learns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fact<'a> {
-    /// The agent started, died, was stopped or goes on.
+    /// The agent started, died, was stopped or continued.
     Agent {
         up: bool,
         new: bool,
     },
-    /// An offline channel of a job; `late`: its process is attached already, and the agent has still to hear of it.
+    /// An offline channel of a job. `late`: its process is attached already, and the agent does not know the channel
+    /// yet.
     ChannelUp {
         gpu: usize,
         channel: ChannelId,
@@ -110,13 +111,13 @@ pub(crate) enum Fact<'a> {
     ChannelDown(usize, ChannelId),
     /// An online process is gone.
     OnlineGone(usize),
-    /// An offline group is on its engine, or no longer.
+    /// An offline group is on its engine, or left it.
     Run(usize, TsgId, u64),
     Stop(usize, TsgId, u64),
     /// A disable or enable took effect.
     Disabled(usize, ChannelId, u64),
     Enabled(usize, ChannelId, u64),
-    /// A call of an issue thread, for an order; `drawn`: how long it takes to stop what runs.
+    /// A call of an issue thread, for an order; `drawn`: how long it takes to stop running work.
     DisableCall {
         gpu: usize,
         list: &'a [ChannelId],
@@ -133,22 +134,22 @@ pub(crate) enum Fact<'a> {
 /// Something that happens at a time.
 #[derive(Debug)]
 pub(crate) enum Ev<P: Play> {
-    /// The prober of an online process looks at its devices, and says what it saw of one.
+    /// The prober of an online process looks at its devices, and reports what it saw of one.
     Probe(usize),
     Publish(usize, usize),
-    /// An offline process looks at its agent, once or periodically.
+    /// An offline process checks its agent, once or periodically.
     Reporter(usize),
     ReporterTick(usize),
     /// A message to the agent of that epoch.
     Agent(u64, Box<In>),
-    /// That agent was told all of a process' channels, and whose they are.
+    /// That agent now knows all channels of a process, and who owns them.
     Reported(u64, usize),
-    /// An issue thread makes its next call, or one came back.
+    /// An issue thread makes its next call, or a call returned.
     Enter(u64, usize),
     Returned(u64, usize, Box<(Working, u64)>),
     /// An issue thread makes the second call of a disable.
     Kick(Box<Following>),
-    /// What left the lists was enabled.
+    /// A channel that left the lists was enabled.
     Released(u64, Box<Released>),
     /// An offline process has enabled its own channels.
     Landed(usize),
@@ -160,12 +161,12 @@ pub(crate) enum Ev<P: Play> {
     Play(P::Ev),
 }
 
-/// What holds for a whole schedule.
+/// What is true for a whole schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub gpus: u8,
     pub config: Config,
-    /// Bytes of each GPU that are shared out; 0: none.
+    /// Bytes of each GPU that are shared; 0: none.
     pub pool: u64,
     pub level: Level,
     pub method: Method,
@@ -183,20 +184,20 @@ pub(crate) struct World<P: Play> {
     pub restarters: Vec<TsgId>,
     pub processes: Vec<Process<P::Own>>,
     pub agent: Option<Agent>,
-    /// Counts starts and ends of agents.
+    /// Number of starts and ends of agents.
     pub epoch: u64,
     pub journal: Words,
     pub time: Time,
-    /// What the ports of every agent read of the world.
+    /// What the ports of every agent read.
     pub switches: Switches,
-    /// Until when the driver refuses to disable and enable.
+    /// Until when the driver refuses disables and enables.
     pub refuses_until: u64,
     /// Channels and groups by RM client and handle.
     pub handles: BTreeMap<(u32, u32), (usize, ChannelId)>,
     pub groups: BTreeMap<(u32, u32), TsgId>,
     /// Scheduling calls, by number.
     pub tickets: Vec<(usize, TsgId)>,
-    /// Processes whose client an agent has had proven.
+    /// Processes of which an agent has proven a client.
     pub proven: BTreeSet<(u64, usize)>,
     pub gpus: Vec<Gpu>,
     /// Offline TSGs, for the history.
@@ -204,15 +205,15 @@ pub(crate) struct World<P: Play> {
     pub history: Vec<(usize, tidegate_device::Event)>,
     pub queue: BTreeMap<(u64, u64), Ev<P>>,
     pub events: u64,
-    /// Faults, starts and ends that are still to come.
+    /// Faults, starts and ends that have not happened yet.
     pub pending: usize,
     pub last_action: u64,
     pub over: bool,
-    /// Where the schedule is told, if it is.
+    /// The time line, if the schedule is explained.
     pub timeline: Option<Timeline>,
 }
 
-/// What reaches the control thread.
+/// Messages to the control thread.
 #[derive(Debug)]
 pub(crate) enum In {
     Doorbell,
@@ -221,7 +222,7 @@ pub(crate) enum In {
     Objects(usize, Option<(usize, TsgId)>),
     Gone(usize),
     Node(Input),
-    /// The shell's own deadline.
+    /// The shell's own timer.
     Due(u64),
 }
 
@@ -244,7 +245,7 @@ impl Working {
         self.carrying.switch()
     }
 
-    /// The order's number, for the judge.
+    /// The order's number, for the checker.
     pub fn ticket(&self) -> u64 {
         self.carrying.issued().order.generation.0
     }
@@ -270,7 +271,7 @@ pub(crate) struct Agent {
     pub journal: Arc<Journal>,
     pub issue: Vec<Issue>,
     pub sessions: u64,
-    /// When the shell is due to be turned next.
+    /// When the shell makes its next iteration.
     pub due: u64,
     pub inbox: Vec<In>,
     /// Disables that are acknowledged without a call, per GPU.
@@ -363,7 +364,7 @@ impl<P: Play> World<P> {
         self.queue.insert((at.max(self.now), self.events), event);
     }
 
-    /// An event of the play.
+    /// Queues an event of the scenario.
     pub fn play_at(&mut self, at: u64, event: P::Ev) {
         self.at(at, Ev::Play(event));
     }
@@ -372,20 +373,20 @@ impl<P: Play> World<P> {
         self.rules.broken == Some(defect)
     }
 
-    /// A line for the time line, if there is one.
+    /// Writes a line of the time line, if there is one.
     pub fn tells(&self, who: Who, what: impl FnOnce() -> String) {
         if let Some(timeline) = &self.timeline {
             timeline.put(self.now, who, what());
         }
     }
 
-    /// The judge learns something.
+    /// The checker learns something.
     pub fn learns(&mut self, fact: Fact<'_>) {
         self.tells_fact(&fact);
         self.play.learns(self.now, fact);
     }
 
-    /// The device model of one GPU, brought to this instant.
+    /// The device model of one GPU, advanced to this instant.
     pub fn device(&mut self, gpu: usize) -> &mut Gpu {
         let mut events = Vec::new();
         self.gpus[gpu].advance(self.now, &mut events);
@@ -403,7 +404,7 @@ impl<P: Play> World<P> {
         self.last_action = self.now;
     }
 
-    /// A start, an end or a fault that was to come is here.
+    /// A planned start, end or fault has happened.
     pub fn arrives(&mut self) {
         self.pending -= 1;
         self.acts();
@@ -438,7 +439,7 @@ impl<P: Play> World<P> {
         (self.play, self.now)
     }
 
-    /// What the device did, for the time line.
+    /// Writes what the device did into the time line.
     fn tells_device(&self, gpu: usize, event: &tidegate_device::Event) {
         let Some(timeline) = &self.timeline else {
             return;
@@ -522,7 +523,7 @@ impl<P: Play> World<P> {
         }
     }
 
-    /// The device's history goes to the judge, and to the processes that wait for work to end.
+    /// Passes the device's history to the checker, and to the processes that wait for work to end.
     fn remember(&mut self) {
         while !self.history.is_empty() {
             for (gpu, event) in core::mem::take(&mut self.history) {

@@ -10,8 +10,8 @@
 
 pub use crate::words::lease::Promise;
 
-/// Requests followed at most; those beyond are not, which errs to the trainer's side only above
-/// what an engine runs at once (vLLM: 256, or 1,024 where told).
+/// The most requests that are followed. Others are not, which favours the trainer only above
+/// what an engine runs at once (vLLM: 256, or 1,024 if configured).
 pub const RUNNING: usize = 1_024;
 
 /// Every request that decodes, by how far it is ahead.
@@ -22,12 +22,12 @@ pub struct Running {
     /// Request, and its first token less its steps at the promised pace, ns.
     requests: Vec<(u64, i64)>,
     least: i64,
-    /// When those came that have no first token yet, ns.
+    /// Arrival times of requests without a first token yet, ns.
     waiting: std::collections::VecDeque<u64>,
 }
 
 impl Running {
-    /// None, at this pace.
+    /// No requests, at this pace.
     #[must_use]
     pub fn new(tpot_ns: u64) -> Self {
         Self {
@@ -39,26 +39,26 @@ impl Running {
         }
     }
 
-    /// A request came.
+    /// A request arrived.
     pub fn waits(&mut self, now_ns: u64) {
         if self.waiting.len() < RUNNING {
             self.waiting.push_back(now_ns);
         }
     }
 
-    /// One has its first token: the oldest, as engines read them.
+    /// A request has its first token: the oldest one, as engines read them.
     pub fn read(&mut self) {
         self.waiting.pop_front();
     }
 
-    /// How long the oldest waits for its first token, ns.
+    /// How long the oldest request has waited for its first token, ns.
     #[must_use]
     pub fn waited(&self, now_ns: u64) -> u64 {
         let oldest = self.waiting.front();
         oldest.map_or(0, |came| now_ns.saturating_sub(*came))
     }
 
-    /// At another pace, with nobody in flight.
+    /// Changes the pace, with no request in flight.
     pub fn restart(&mut self, tpot_ns: u64) {
         self.tpot = i64::try_from(tpot_ns).unwrap_or(i64::MAX / 1_000_000_000);
         self.requests.clear();
@@ -75,12 +75,12 @@ impl Running {
         }
     }
 
-    /// Each has one more token.
+    /// Each request has one more token.
     pub const fn stepped(&mut self) {
         self.steps += 1;
     }
 
-    /// A request has its last token, or is gone.
+    /// A request has its last token, or was aborted.
     pub fn left(&mut self, request: u64) {
         let Some(place) = self.requests.iter().position(|known| known.0 == request) else {
             return;
@@ -93,7 +93,7 @@ impl Running {
     }
 
     /// How long, ns, the next token of the request nearest to being late may still take; below zero
-    /// where it is late. Nothing while none decodes.
+    /// if it is late already. None while no request decodes.
     #[must_use]
     pub fn slack(&self, now_ns: u64) -> Option<i64> {
         if self.requests.is_empty() {
@@ -104,7 +104,7 @@ impl Running {
         Some(self.least.saturating_add(due).saturating_sub(now))
     }
 
-    /// Requests that decode.
+    /// Number of requests that decode.
     #[must_use]
     pub fn len(&self) -> usize {
         self.requests.len()
@@ -117,19 +117,19 @@ impl Running {
     }
 }
 
-/// From this part of what it may take on, a first token counts in part as late: a queue grows faster than who stood in
-/// it is heard of. Ours, as the next two.
+/// From this part of its allowed time on, a first token counts in part as late: a queue grows faster than the guard
+/// learns of the requests in it. Ours, like the next two.
 const NEAR_FIRST: f64 = 0.5;
-/// The same of the time per further token, which changes slowly: above what a margin of a twentieth leaves to who uses
-/// all of it.
+/// The same for the time per further token, which changes slowly: above the margin of a twentieth that a trainer leaves
+/// that uses all of the rest.
 const NEAR_FURTHER: f64 = 0.95;
 /// What an iteration takes of the scale that reads no prompt although one waits: twenty, and nothing is used.
 const NO_ROOM: f64 = 0.05;
 
-/// What of the slack may be used, by how many were late.
+/// The part of the slack that may be used, by how many requests were late.
 ///
-/// It moves up by so little for each in time, and down by so much for each that was late, that it
-/// rests where [`Guard::AIM`] of what is allowed are late.
+/// It moves up by so little for each request in time, and down by so much for each late one, that it
+/// is stable when [`Guard::AIM`] of the allowed share are late.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guard {
     scale: f64,
@@ -137,14 +137,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The part of what is allowed that is aimed at.
+    /// The part of the allowed share that is aimed at.
     pub const AIM: f64 = 0.5;
-    /// What one that was late takes: four in a row, and nothing is used.
+    /// What one late request subtracts: after four in a row nothing is used.
     const DOWN: f64 = 0.25;
-    /// Where it begins: nothing is known of who will be late.
+    /// The initial value: nothing is known about late requests.
     const BEGIN: f64 = 0.25;
 
-    /// A quarter of the slack may be used, and of a thousand so many may be late.
+    /// A guard that begins with a quarter of the slack, and allows this many late requests of a thousand.
     #[must_use]
     pub fn new(late_permille: u32) -> Self {
         let aim = Self::AIM * f64::from(late_permille.min(999)) / 1e3;
@@ -154,20 +154,20 @@ impl Guard {
         }
     }
 
-    /// One more, late or not.
+    /// One more request, late or not.
     pub fn saw(&mut self, late: bool) {
         let by = if late { -Self::DOWN } else { self.up };
         self.scale = (self.scale + by).clamp(0.0, 1.0);
     }
 
-    /// One more that took this part of what it may take: what comes near to being late counts in part.
+    /// One more request, which took this part of its allowed time. A request that is nearly late counts in part.
     pub fn came(&mut self, part: f64, near: f64) {
         let late = ((part - near) / (1.0 - near).max(1e-9)).clamp(0.0, 1.0);
         let late = if part > 1.0 { 1.0 } else { late };
         self.scale = (self.scale + (1.0 - late) * self.up - late * Self::DOWN).clamp(0.0, 1.0);
     }
 
-    /// From 0 to 1.
+    /// The current part, from 0 to 1.
     #[must_use]
     pub const fn scale(&self) -> f64 {
         self.scale
@@ -182,7 +182,7 @@ pub struct Guards {
 }
 
 impl Guards {
-    /// Of this promise.
+    /// Guards for this promise.
     #[must_use]
     pub fn new(promise: &Promise) -> Self {
         let guard = Guard::new(promise.late_permille());

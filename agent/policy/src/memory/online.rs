@@ -10,22 +10,22 @@ use crate::time::Instant;
 use crate::view::HandlesView;
 use core::time::Duration;
 
-/// Online wants more than it has mapped.
+/// A demand of online: more than it has mapped.
 #[derive(Clone, Copy, Debug)]
 struct Shortage {
-    /// When it was first asked for.
+    /// When it was first made.
     asked: Instant,
-    /// When the engine came to it; `None`: it has not yet, and nobody waits.
+    /// When the engine came to it; `None`: not yet, so nothing waits.
     came: Option<Instant>,
-    /// Since when it does without; `None`: it reads a part of what it is for.
+    /// Since when the engine has done without; `None`: it computes a part meanwhile.
     since: Option<Instant>,
-    /// How long it did without, before.
+    /// How long it did without before.
     still: Duration,
-    /// How often it read a part.
+    /// How often it computed a part.
     parts: u32,
     /// All that was demanded.
     wanted: Bytes,
-    /// That is mapped; what runs meanwhile still runs.
+    /// The demand is mapped; what runs meanwhile still runs.
     met: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Elastic {
     pub gpu: GpuId,
     pub kv: KvId,
     sizes: Sizes,
-    /// Has memory as long as it stands, and counts as used.
+    /// It has memory as long as it exists, and counts as used.
     fixed: Bytes,
     mapped: Bytes,
     told: Told,
@@ -47,32 +47,32 @@ pub(super) struct Elastic {
     asked: Bytes,
     pub reserve: Reserve,
     short: Option<Shortage>,
-    /// How long the last was, until somebody asks.
+    /// How long the last stall was, until somebody asks.
     pub waited: Option<Short>,
     retry_at: Instant,
     /// What was mapped for a demand stays until then: it asks again for what it demanded.
     kept_until: Instant,
 }
 
-/// How large an elastic cache may become, and in what pieces.
+/// How large an elastic cache may become, and in which pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub most: Bytes,
     pub handle: Bytes,
-    /// What it maps at once.
+    /// The unit in which it maps memory.
     pub stripe: Bytes,
 }
 
-/// What an elastic cache was told to have mapped.
+/// How much an elastic cache was ordered to have mapped.
 #[derive(Clone, Copy, Debug)]
 struct Told {
-    /// Promised by `Map`, and not said to be mapped yet.
+    /// Promised by `Map`, but not reported as mapped yet.
     promised: Bytes,
-    /// Last.
+    /// The last order.
     target: Bytes,
     /// The most of what it was told and has not answered for: which order it is at, nobody knows.
     ordered: Bytes,
-    /// What it was last told to shrink to, and when to tell it again: it keeps what it reserved.
+    /// The size to which it was last ordered to shrink, and when to order it again: it keeps what it reserved.
     shrinks: Option<(Bytes, Instant)>,
 }
 
@@ -115,7 +115,7 @@ impl Elastic {
         self.fixed
     }
 
-    /// Its handles by where they stand.
+    /// Its handles by state.
     pub fn handles(&self) -> HandlesView {
         let count = |bytes: Bytes| {
             let handles = bytes.0.checked_div(self.sizes.handle.0).unwrap_or(0);
@@ -128,7 +128,7 @@ impl Elastic {
         }
     }
 
-    /// When it may be promised something again.
+    /// When it may get a promise again.
     pub const fn retries_at(&self) -> Instant {
         self.retry_at
     }
@@ -140,12 +140,12 @@ impl Elastic {
         self.whole(self.reserve.reservation())
     }
 
-    /// The stripes that so much takes.
+    /// How many stripes this much memory takes.
     fn whole(&self, bytes: Bytes) -> Bytes {
         bytes.round_up(self.sizes.stripe).min(self.sizes.most)
     }
 
-    /// What it wants beyond what it has and was promised.
+    /// How much it wants beyond what it has and was promised.
     pub fn lacks(&self, now: Instant) -> Bytes {
         if now < self.retry_at {
             return Bytes::ZERO;
@@ -212,7 +212,7 @@ impl Elastic {
         }
     }
 
-    /// When it is to give something back, if there is anything.
+    /// When it has to give something back, if there is anything.
     pub fn shrinks_at(&self) -> Option<Instant> {
         let wanted = self.wanted();
         let again = self.told.shrinks.filter(|told| told.0 == wanted);
@@ -329,14 +329,14 @@ impl Elastic {
         }
     }
 
-    /// So much of it always has memory.
+    /// This much of it always has memory.
     pub fn fixed_is(&mut self, fixed: Bytes, ledger: &mut Ledger) {
         ledger.adopt(self.session, Place::Headroom, fixed.minus(self.fixed));
         give_up(self.session, self.fixed.minus(fixed), ledger);
         self.fixed = fixed;
     }
 
-    /// It is gone, but its process is not.
+    /// The cache is gone, but its process is not.
     pub fn close(&mut self, ledger: &mut Ledger) {
         ledger.shift(
             self.session,
@@ -349,14 +349,14 @@ impl Elastic {
     }
 }
 
-/// An online process gave memory back, used or not.
+/// An online process gave memory back, whether it had used it or not.
 pub(super) fn give_up(session: SessionId, bytes: Bytes, ledger: &mut Ledger) {
     let spare = ledger.shift(session, Place::Headroom, Place::Free, bytes);
     let used = ledger.shift(session, Place::Online, Place::Headroom, bytes.minus(spare));
     ledger.shift(session, Place::Headroom, Place::Free, used);
 }
 
-/// A demand that waits, or an allocation that was promised its memory.
+/// A demand that waits, or an allocation that was promised memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub session: SessionId,

@@ -8,126 +8,126 @@ use core::time::Duration;
 /// Leases of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseView {
-    /// Given since the start.
+    /// Number of leases since the start.
     pub granted: u64,
-    /// Of those, ended by the gate because they took too long.
+    /// Of these, leases that the gate ended because they took too long.
     pub overruns: u64,
-    /// Units that ran within leases, by what trainers said when they returned.
+    /// Units that ran within leases, as trainers reported when they returned.
     pub units: u64,
-    /// Part of online's slack that is used, in thousandths: what was late lowers it.
+    /// The part of online's slack that leases use, in thousandths. Late requests lower it.
     pub used_permille: u32,
-    /// Predictions of an iteration that can be compared with what it took.
+    /// Number of predictions that were compared with the actual iteration.
     pub predictions: u64,
-    /// By how much they are off of late, in thousandths of what it took.
+    /// Recent relative error of predictions, in thousandths of the actual time.
     pub error_permille: u32,
-    /// The one that stands: whose, which, and when the gate shuts.
+    /// The current lease: its job, its number, and when the gate closes.
     pub standing: Option<(JobId, LeaseId, Instant)>,
-    /// What was known when online last said what comes next.
+    /// What was known when online last announced an iteration.
     pub outlook: Option<Outlook>,
     /// When online last reported an iteration.
     pub reported: Option<Instant>,
-    /// What online needs for a token while no trainer runs, of late; zero before enough was seen.
+    /// How long online recently needed for a token while no trainer ran; zero: too little was observed.
     pub alone: Duration,
-    /// That is more than it promised: nothing is lent.
+    /// That exceeds the promised time, so no lease is granted.
     pub tpot_too_low: bool,
 }
 
 /// What is known before an iteration of online.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
-    /// When.
+    /// When this was known.
     pub at: Instant,
-    /// What comes next.
+    /// The next iteration.
     pub next: Iteration,
-    /// What that takes, at its tail; `None` while it is not known.
+    /// How long it takes, at its tail; `None`: unknown.
     pub predicted: Option<Duration>,
-    /// What a trainer may take before it.
+    /// How long a trainer may run before it.
     pub slack: Duration,
 }
 
-/// A lease, and what became of it.
+/// A lease, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whose.
+    /// The job.
     pub job: JobId,
-    /// Which.
+    /// Number of the lease.
     pub lease: LeaseId,
-    /// What was known.
+    /// What was known when it was granted.
     pub outlook: Outlook,
-    /// What a unit was taken to need.
+    /// The assumed duration of a unit.
     pub unit: Duration,
-    /// So many units at most.
+    /// The largest number of units.
     pub units: u32,
-    /// What they may take.
+    /// How long they may take.
     pub granted: Duration,
-    /// Units that ran, and how long the trainer had the GPU; `None`: it still has.
+    /// Units that ran, and how long the trainer had the GPU; `None`: the trainer still has it.
     pub ran: Option<(u32, Duration)>,
-    /// The gate ended it.
+    /// The gate ended the lease.
     pub overran: bool,
-    /// What online's iteration after it took; `None`: it is not over, or not known.
+    /// The duration of online's next iteration; `None`: it has not ended, or is unknown.
     pub took: Option<Duration>,
 }
 
-/// What iterations or units of one shape take.
+/// How long iterations or units of one shape take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapeView {
-    /// What.
+    /// The shape.
     pub key: Key,
-    /// On average, of late.
+    /// Recent mean.
     pub mean: Duration,
-    /// At the 95th percentile, of late.
+    /// Recent 95th percentile.
     pub tail: Duration,
-    /// Times it was seen.
+    /// How many were observed.
     pub seen: u64,
 }
 
 /// A trainer that offers units on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainerView {
-    /// Of the units that it offers.
+    /// The job.
     pub key: Key,
-    /// So many follow one another.
+    /// How many units could follow one another.
     pub most: u32,
-    /// What one takes by its own account; zero: it says nothing.
+    /// Duration of a unit as the trainer reports it; zero: it reports nothing.
     pub claimed: Duration,
-    /// What one is taken to need.
+    /// Duration of a unit that the policy assumes.
     pub unit: Duration,
-    /// Leases that it had.
+    /// Number of leases.
     pub leases: u64,
-    /// Units that it ran within them, as it said.
+    /// Units that it ran within them, as it reported.
     pub units: u64,
     /// How long it had the GPU for them.
     pub used: Duration,
-    /// Until when it gets none because it kept running past them.
+    /// Until when it gets no lease because it overran too many.
     pub demoted: Option<Instant>,
 }
 
-/// What a trainer offers, as the shell knows it.
+/// What a trainer offers, as far as the shell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offers {
-    /// Its library has no words for it.
+    /// Its library does not support leases.
     OldLibrary,
-    /// Nothing, and it is not known that it trains.
+    /// It offers nothing, and may not be a trainer.
     Nothing,
-    /// Nothing, and it trains in pieces of about that long; zero: not known.
+    /// It offers nothing, but trains in pieces of about this duration; zero: unknown.
     Pieces(Duration),
-    /// Units.
+    /// It offers units.
     Units,
 }
 
-/// Who is online on a GPU, as the shell knows it.
+/// The online processes of a GPU, as far as the shell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Nobody.
+    /// There is none.
     None,
-    /// So many processes.
+    /// There are several; their number.
     Several(u32),
-    /// One whose library has no words for iterations.
+    /// One, whose library cannot report iterations.
     OldLibrary,
-    /// One that shares no memory with the agent.
+    /// One, which shares no memory with the agent.
     NoPage,
-    /// One that was asked so long ago and has reported none.
+    /// One, which was asked this long ago and has not reported any iteration.
     Silent(Duration),
-    /// One that reports its iterations.
+    /// One, which reports its iterations.
     Reports,
 }

@@ -29,7 +29,7 @@ use tidegate_proto::v1::{self, client_event::Event};
 /// An elastic cache's device, and its blocks.
 pub(crate) type Growing = (usize, Arc<Mutex<Elastic>>);
 
-/// What stands: allocations and caches.
+/// Allocations and caches that exist.
 #[derive(Debug, Default)]
 pub struct State {
     /// Allocations made in a KV scope.
@@ -44,19 +44,19 @@ pub struct State {
     pub created: Created,
 }
 
-/// How far the reader is.
+/// The state of the reader of losses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Polled {
     /// There is none.
     #[default]
     Never,
-    /// It has been told nothing yet.
+    /// It has read nothing yet.
     Begun,
-    /// It was told the news of this step last.
+    /// The step for which it last read losses.
     At(u64),
 }
 
-/// The job this process said it belongs to.
+/// The job to which this process belongs, as it reported.
 #[derive(Debug, Default)]
 pub struct Membership {
     pub(crate) name: String,
@@ -64,9 +64,9 @@ pub struct Membership {
     pub(crate) world: u32,
     pub(crate) reader: Reader,
     pub(crate) polled: Polled,
-    /// Whether losses are read here, once that was asked. Who is refused once stays refused.
+    /// Whether this process reads losses, once it has tried. A process that was refused stays refused.
     pub(crate) reads: Option<bool>,
-    /// Who is asked to read losses, once a job is joined.
+    /// The way to the keeper of the job's memory, which decides who reads losses; set once a job is joined.
     pub(crate) joined: Option<Readers>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Held {
     pub(crate) blocks: Vec<u32>,
 }
 
-/// Requests, and which of them the agent has not been told of.
+/// Requests, and which of them the agent does not know yet.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) all: BTreeMap<u64, Held>,
@@ -91,17 +91,17 @@ pub struct Memory {
     pub state: Mutex<State>,
     /// Threads inside calls that may hold the driver's locks.
     pub marks: Marks,
-    /// To the agent, in order.
+    /// Messages to the agent, in order.
     pub(crate) outbox: Mutex<Vec<Event>>,
     pub(crate) inbox: Inbox,
-    /// What the service thread does to mappings.
+    /// State of the service thread.
     pub(crate) changing: Changing<AtomicU64>,
     pub(crate) shown: Shown,
     pub(crate) growth: Growth,
-    /// What `tg_requests_in_flight` said last, plus one; written into every new page.
+    /// The last value of `tg_requests_in_flight`, plus one; written into every new page.
     pub in_flight: AtomicU64,
     pub(crate) leased: Leased,
-    /// Where iterations are said.
+    /// The page of iterations.
     pub(crate) beats: Beats,
     /// See [`Arenas`].
     pub(crate) arenas: Mutex<Arenas>,
@@ -110,26 +110,26 @@ pub struct Memory {
     pub(crate) demands: Demands,
 }
 
-/// What the agent ordered.
+/// The agent's orders.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     pub(crate) orders: Mutex<VecDeque<Order>>,
-    /// Futex: raised with every order.
+    /// Futex: incremented with every order.
     pub(crate) ordered: AtomicU32,
-    /// Orders of sessions before this one are void.
+    /// Orders of earlier sessions than this one are void.
     pub(crate) session: AtomicU64,
     pub(crate) cancelled: Mutex<Vec<u64>>,
-    /// Orders that have not been answered.
+    /// Orders without an answer.
     pub(crate) open: Mutex<Vec<Open>>,
-    /// A thread carries them out.
+    /// A thread is carrying them out.
     pub(crate) service: AtomicBool,
 }
 
-/// What the application is shown of each device's memory.
+/// What the application sees of each device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) sizes: Sizes,
-    /// What it has allocated changed, and the agent has not been told.
+    /// Its allocations changed, and the agent does not know yet.
     pub(crate) usage_changed: AtomicBool,
 }
 
@@ -138,31 +138,31 @@ pub(crate) struct Shown {
 pub(crate) struct Growth {
     /// Elastic caches and their devices.
     pub(crate) elastic: Mutex<BTreeMap<u32, Growing>>,
-    /// What an engine that waits for memory has heard of its agent.
+    /// What an engine that waits for memory knows about its agent.
     pub(crate) heard: Mutex<Heard>,
-    /// `tg_usage` has said that the mapped memory runs out.
+    /// `tg_usage` has reported that the mapped memory runs out.
     pub(crate) pressed: AtomicBool,
 }
 
 /// Units that a trainer offers and runs.
 #[derive(Debug, Default)]
 pub(crate) struct Leased {
-    /// What `tg_unit` said last, as the page has it; written into every new page, as the next one.
+    /// The last `tg_unit`, as the page has it; written into every new page, like the next one.
     pub(crate) unit: AtomicU64,
-    /// What one such unit takes, ns.
+    /// How long one such unit takes, ns.
     pub(crate) unit_ns: AtomicU64,
-    /// Of each device the lease under which a unit runs, plus one (0: none), and the session that it is of.
+    /// For each device: the lease under which a unit runs, plus one (0: none), and its session.
     pub(crate) under: [(AtomicU64, AtomicU64); DEVICES],
 }
 
-/// What the application says of its work.
+/// What the application reports of its work.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    /// Useful units of work, as `tg_progress` says.
+    /// Useful units of work, from `tg_progress`.
     pub(crate) units: AtomicU64,
-    /// What `tg_trainer` said last, and how often it has.
+    /// The last `tg_trainer`, and how many there were.
     pub(crate) training: Mutex<(u64, Option<v1::Training>)>,
-    /// So many of them are on their way to the agent.
+    /// How many of them are on their way to the agent.
     pub(crate) training_sent: AtomicU64,
 }
 
@@ -313,8 +313,8 @@ impl State {
     }
 }
 
-/// Before losses are read. One process at most does so for this rank: another engine in the same job would take its steps
-/// for this one's.
+/// Before losses are read. One process at most does so for this rank: another engine in the same job would take its
+/// steps for this one's.
 pub(crate) fn begin_to_read(memory: &Memory) -> Result<(), c_int> {
     let membership = &memory.job.membership;
     let known = sys::lock(membership);
