@@ -1,8 +1,8 @@
-//! Channels, as the agent stops and resumes them: what joins the shell of the node to the driver.
+//! How the agent stops and resumes channels: this folder connects the shell of the node to the driver.
 //!
-//! Before anything is touched, [`obstacle`] and [`level`] say how far the agent may go. Then [`prove`]
-//! shows whose an RM client is, [`issue`] carries out the shell's orders through [`channel`], and the
-//! [`journal`] remembers what may be disabled, for [`reconcile`] to enable it after a crash. [`figures`] is for people.
+//! Before anything is touched, [`obstacle`] and [`level`] decide how far the agent may go. Then [`prove`] finds which
+//! process owns an RM client, and [`issue`] carries out the shell's orders through [`channel`]. The [`journal`] records
+//! what may be disabled, so that [`reconcile`] can enable it after a crash. [`figures`] is for operators.
 
 pub mod awake;
 pub mod channel;

@@ -1,4 +1,4 @@
-//! The control thread: what happens on the node goes to the shell in one order, and people get answers.
+//! The control thread: it passes everything that happens on the node to the shell, in one order, and answers operators.
 
 mod explain;
 mod leases;

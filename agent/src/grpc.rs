@@ -1,8 +1,9 @@
-//! Who speaks with the agent: its sockets, their callers, and the services behind them.
+//! The agent's sockets, their callers, and the services behind them.
 //!
-//! A connection comes by a socket that the service manager holds ([`activation`]) or the agent binds
-//! ([`sockets`]). Its caller is known before anything it sent is read ([`peers`]), and each call is
-//! allowed or refused ([`authority`]), and is given room for what it sends and is answered ([`bounds`]). Libraries come to [`sessions`], people to [`service`].
+//! A connection comes by a socket that the service manager holds ([`activation`]) or the agent binds ([`sockets`]). The
+//! agent knows the caller before it reads anything from the connection ([`peers`]). Each call is allowed or refused
+//! ([`authority`]), and gets room for what it sends and for its answer ([`bounds`]). Libraries are served by
+//! [`sessions`], operators and readers by [`service`].
 
 pub mod activation;
 pub mod apart;

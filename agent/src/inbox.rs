@@ -1,11 +1,11 @@
-//! Everything that is told to the control thread, and how it is woken.
+//! The inbox of the control thread: every message to it, and how it is woken.
 //!
-//! The gRPC side, the RM side and the command line meet only here: each knows the control thread and
-//! none of the others. A message is put into a queue and a word is raised, which the control thread
-//! waits on together with the doorbells of the pages.
+//! The gRPC side, the RM side and the operators' commands meet only here: each knows the control thread and none of the
+//! others. A sender puts a message into a queue and raises a word. The control thread waits on that word together with
+//! the doorbells of the pages.
 //!
-//! There are four queues, so that nobody waits behind somebody who matters less: what issue threads did, what operators
-//! ask, what processes say, and what readers ask.
+//! There are four queues, so that no sender waits behind a less important one: answers of issue threads, questions of
+//! operators, messages of processes, and questions of readers.
 
 use crate::standing::Standing;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -28,15 +28,15 @@ use tokio::sync::OwnedSemaphorePermit;
 /// A message for the control thread.
 #[derive(Debug)]
 pub enum Input {
-    /// For the shell of the node; of those that a process sends, so many may be here.
+    /// For the shell of the node. Messages of processes are limited in number by the second field.
     Node(NodeInput, Option<Ahead>),
-    /// MPS runs, as this process, or no longer.
+    /// The process of the MPS daemon; None: MPS has ended.
     Mps(Option<i32>),
-    /// Who uses the GPUs.
+    /// The processes that use the GPUs.
     Users(Vec<User>),
-    /// The agent itself wants an answer.
+    /// A question.
     Ask(Ask),
-    /// An operator did something: a kind of event, and who did what.
+    /// An operator did something: the kind of the event, and a text that says who did what.
     Audit(&'static str, String),
 }
 
@@ -57,7 +57,7 @@ impl From<NodeInput> for Input {
     }
 }
 
-/// Held by a message of a process while it waits here, of which each process and each tenant may have so many.
+/// Permits that a message of a process holds while it waits here. Each process and each tenant has a limited number.
 #[derive(Debug)]
 pub struct Ahead {
     /// The process'.
@@ -68,7 +68,7 @@ pub struct Ahead {
     pub room: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The way to one process' stream. Full or closed: the process is not listening, and is cut off.
+/// Sends to the stream of one process. If it is full or closed, the process does not listen, and is cut off.
 #[derive(Debug)]
 pub struct Stream(pub tokio::sync::mpsc::Sender<Tell>);
 
@@ -81,36 +81,36 @@ impl Outbox for Stream {
 /// A question with a way to answer.
 #[derive(Debug)]
 pub enum Ask {
-    /// How the node stands.
+    /// The status of the node.
     Report(Answer<Box<v1::GetStatusResponse>>),
-    /// When online was busy on each GPU since then, and from when on that is complete.
+    /// When online was busy on each GPU since the given time, and from when on the answer is complete.
     Busy(u64, Answer<Vec<BusySpans>>),
-    /// Only the totals of its GPUs and jobs: quicker than a report, for whoever asks often.
+    /// Only the totals of GPUs and jobs, for those that ask often: faster than a report.
     Usage(Answer<Box<v1::GetStatusResponse>>),
     /// Close a job's gate (None: of every job) until resumed; answers which jobs.
     Pause(Option<String>, Answer<Vec<String>>),
     /// Undo a pause.
     Resume(Option<String>, Answer<Vec<String>>),
-    /// What was said of jobs by name, for those that begin from here on: paused, or not although all others are.
+    /// Orders for jobs that start later, by name: paused, or not paused although all others are.
     Steered(Vec<(Text, bool)>),
-    /// Let no offline job run, or let them again; answers which jobs there are.
+    /// Drain the node, or end a drain; answers which jobs there are.
     Drain(bool, Answer<Vec<String>>),
-    /// Let offline run beside online; answers which jobs there are, or why not.
+    /// Begin an ungated block; answers which jobs there are, or why it is refused.
     Ungate(Ungate, Answer<Result<Vec<String>, String>>),
-    /// That block is over, if it still stands.
+    /// End the ungated block of this number, if it has not ended.
     Regate(u64),
     /// How a process is attached, and why it runs or waits.
     Explain(i32, Answer<Box<Explanation>>),
-    /// What is known of leases of one job, or of every job that trains; None: there is no such job.
+    /// The leases of one job, or of every job that trains; None: there is no such job.
     Leases(Option<String>, Answer<Option<Vec<v1::GpuLeases>>>),
-    /// What is known of iterations and units.
+    /// What was learnt about iterations and units.
     Learnt(Answer<Learnt>),
-    /// What is known of a handle of one job's cache, or of every job's.
+    /// What is known about a handle of one job's cache, or of every job's.
     Handle(u32, Option<String>, Answer<Vec<v1::HandleStatus>>),
 }
 
 impl Ask {
-    /// Whether whoever asked has left, so that nobody would hear the answer.
+    /// Whether the caller has disconnected, so that nobody would receive the answer.
     #[must_use]
     pub fn is_moot(&self) -> bool {
         match self {

@@ -1,11 +1,11 @@
 //! One thread per GPU that disables and enables channels.
 //!
-//! What it does, in what order, and what it answers are [`tidegate_node::task`]'s rules; here are the thread
-//! and the driver's calls.
+//! [`tidegate_node::task`] has the rules: what the thread does, in which order, and what it answers. This file has the
+//! thread and the driver's calls.
 //!
-//! It sleeps on the word that is raised with every task and, while an order is armed, on the doorbells of the online
-//! processes whose edges it acts on: all in one `futex_waitv`. A kernel without that call leaves edges to the control
-//! thread, as it leaves the doorbells that one call has no room for.
+//! The thread waits for the word that is raised with every task and, while an order is armed, for the doorbells of the
+//! online processes whose edges it acts on, all in one `futex_waitv`. On a kernel without that call the control thread
+//! handles edges alone. It also handles doorbells for which one call has no room.
 
 use crate::causes::with_causes;
 use crate::channels::awake::Awake;

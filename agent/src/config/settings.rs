@@ -1,5 +1,5 @@
-//! Every setting there is, a row each: its path, from when a change of it counts, how it is read and how
-//! it is shown. Nothing about a setting stands twice.
+//! Every setting, one row each: its path, when a change of it takes effect, how it is parsed, and how it is shown.
+//! Nothing about a setting is written down twice.
 
 use super::log_filter::log_filter;
 use super::origin::{ConfigError, Origin};

@@ -1,4 +1,4 @@
-//! What the control thread and the policy take from the operator's settings.
+//! Derives the settings of the control thread and the policy from the operator's settings.
 
 use super::load::Loaded;
 use super::sections::{Config, Cooldown, FairMode, LongGate, Slo, Suspects};

@@ -1,4 +1,4 @@
-//! Why a process runs or waits, and what is known of one handle, for people.
+//! Why a process runs or waits, and what is known about one handle, for operators.
 
 use super::status::View;
 use crate::clock::nanos;

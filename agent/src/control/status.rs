@@ -1,4 +1,4 @@
-//! How the node stands, as operators see it. What is said of each part stands in a file of its own.
+//! The status of the node, as operators see it. Each part of it has a file of its own.
 
 mod gpu;
 mod job;

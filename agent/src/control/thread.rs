@@ -1,8 +1,8 @@
-//! Turns the shell of the node ([`tidegate_node`]), and answers people.
+//! Drives the shell of the node ([`tidegate_node`]), and answers operators.
 //!
-//! It sleeps on the doorbells of all online processes, one word that other threads raise, and the next
-//! timer, all in one `futex_waitv`. It makes no call that may wait: the driver's ioctls are the issue
-//! threads', proofs the prover's, logs the event thread's.
+//! It waits for the doorbells of all online processes, one word that other threads raise, and the next timer, all in
+//! one `futex_waitv`. It makes no call that may wait: the issue threads make the driver's ioctls, the prover makes
+//! ownership checks, and the event thread writes logs.
 
 use super::status::{About, View};
 use super::strangers;

@@ -1,11 +1,12 @@
-//! Who may call what on which socket: one table, asked before any service sees a call.
+//! Who may call which method on which socket: one table, checked before any service sees a call.
 //!
-//! A method that is in no row of [`METHODS`] is refused, so a new one needs a row before it can be
-//! called. What a reader is told may still depend on who asks: of a process that is another user's `Explain` tells
-//! operators alone. What changes the node asks for an operator: root, the agent's own user or a member of group
-//! `tidegate`, and not from within a container. The mode of `control.sock` says the same of users; but a
-//! container that has the agent's directory mounted, for `hook.sock`, has that socket too, and its root
-//! may be the node's root by number.
+//! A method without a row in [`METHODS`] is refused, so a new method needs a row before it can be called. The content
+//! of an answer may still depend on the caller: `Explain` describes another user's process to operators only.
+//!
+//! Methods that change the node require an operator: root, the agent's own user or a member of group `tidegate`, and
+//! not from within a container. The mode of `control.sock` expresses the same for users. But a container that has the
+//! agent's directory mounted, for `hook.sock`, has that socket too, and its root may have the number of the node's
+//! root.
 
 use crate::grpc::peers::Peer;
 use crate::identity::Credentials;

@@ -1,8 +1,8 @@
 //! The Node and Control services.
 //!
-//! No decisions: a request becomes a question to the control thread or to the configuration in force,
-//! its answer a message. Whatever changes the node is an event that names who asked for it. Who may ask
-//! is decided before ([`crate::grpc::authority`]).
+//! Nothing is decided here. A request becomes a question to the control thread or to the configuration in force, and
+//! its answer a message. Each change of the node is an event that names the user who made it.
+//! [`crate::grpc::authority`] has decided before who may call.
 
 use crate::clock::{nanos, unix_ms};
 use crate::config::Change;

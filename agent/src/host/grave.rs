@@ -1,9 +1,9 @@
-//! Where connections are closed on which strangers' files wait that nobody receives.
+//! Closes connections that carry files of untrusted clients which nobody receives.
 //!
-//! The kernel drops such files together with the connection, in whichever thread drops the last name of it. A socket among
-//! them keeps that thread for as long as its maker likes, unless the thread is ending. So the connection goes to a thread
-//! with a descriptor table of its own, which takes it there and ends once the agent has dropped its own name of it: that of
-//! the ending thread is the last. No such file ever has a number in the agent's table.
+//! The kernel drops such files together with the connection, in the thread that drops the last reference to it. A
+//! socket among them blocks that thread for as long as its maker likes, unless the thread is ending. So the connection
+//! goes to a thread with a descriptor table of its own. That thread takes a reference, and ends once the agent has
+//! dropped its own, so that the ending thread has the last one. No such file ever gets a number in the agent's table.
 
 use crate::sys;
 use std::io;

@@ -1,9 +1,11 @@
-//! Threads for what strangers can make wait: their files are looked at, used and closed here, and nowhere else.
+//! The blocking pool (`yard`): threads for operations that an untrusted client can make wait. The files of such clients
+//! are checked, used and closed here, and nowhere else.
 //!
-//! To close a socket with unsent data, or to look at a file of somebody's own file system, takes as long as its maker
-//! likes. Whoever does that is lost until then. So each tenant has one thread at a time, and another stands by whenever one
-//! begins: who makes a thread wait waits for it alone. Some threads are kept for the agent's own user. Whose work waits for
-//! longer than [`LATE_NS`], and who makes a thread wait for so long, [`Yard::late`] names.
+//! Closing a socket with unsent data, or using a file of a client's own file system, takes as long as its maker likes,
+//! and the thread is lost until then. So each tenant has one thread at a time, and another thread stands by whenever
+//! one begins: a client that makes a thread wait waits alone. Some threads are reserved for the agent's own user.
+//! [`Yard::late`] names the tenant whose work waits for longer than [`LATE_NS`], and the tenant that makes a thread
+//! wait for so long.
 
 use super::grave::Grave;
 use std::collections::{BTreeMap, HashMap, VecDeque};
