@@ -56,7 +56,8 @@ pub fn run(input: &[u8]) {
             7 => drop(member.end()),
             8 => {
                 let rank = u32::from(input.byte());
-                readers[reader] = Reader::begin(shared, rank, Some(&promised)).unwrap_or(readers[reader]);
+                readers[reader] =
+                    Reader::begin(shared, rank, Some(&promised)).unwrap_or(readers[reader]);
             }
             9 => shared.acknowledge(input.long()),
             10 => step = input.long() >> (input.byte() % 64),
