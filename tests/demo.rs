@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tidegate_tests::{BUILT, Node, Running, TRUSTING, TempDir, built};
+use tidegate_tests::{BUILT, Node, Running, TRUSTING, TempDir, built, compile};
 use tidegate_vgpu::history::{self, Kind};
 
 /// Runs the demo with `args`; returns its table and its JSON.
@@ -104,6 +104,83 @@ fn what_the_agent_recorded_of_the_demo_is_decided_again_by_replay() {
         ),
         Err(error) => panic!("{error}\n{table}"),
     }
+}
+
+/// `tidegate try` with these arguments: standard output, standard error, and its exit code.
+fn try_it(args: &[&str]) -> (String, String, Option<i32>) {
+    let _ = &*BUILT;
+    let mut command = Command::new(built("tidegate"));
+    command.arg("try").args(args).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = Running::start("tidegate try", &mut command).finish();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    (out, said, output.status.code())
+}
+
+/// P-OPERATE-29: a program runs as it is, and what is said of it is what the device saw.
+#[test]
+fn a_program_of_ones_own_runs_gated_on_the_virtual_gpu() {
+    let program = compile("offline", &["-lcuda"]);
+    let program = program.to_str().expect("UTF-8");
+    let (out, said, code) = try_it(&["--limit", "4s", "--", program]);
+    assert_eq!(code, Some(0), "{said}");
+    // It counts its own kernels, and prints how many it saw finish.
+    let own = out.lines().last().and_then(|line| line.parse::<u64>().ok());
+    let row = |name: &str| {
+        let rows = said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(name));
+        rows.last().unwrap_or_default().trim().replace(',', "")
+    };
+    let own = own.expect("it printed a number");
+    assert!(own > 10, "{out}");
+    let launches = row("launches");
+    assert!(
+        launches.ends_with(&format!("began {own} of them ended")),
+        "{launches}"
+    );
+    let gates = row("gates");
+    let times = gates.split_once("were disabled ").and_then(|(_, rest)| {
+        let (times, _) = rest.split_once(" times")?;
+        times.parse::<u64>().ok()
+    });
+    assert!(times > Some(0), "online had requests: {said}");
+    assert_eq!(row("processes"), "1", "{said}");
+    assert!(said.contains("VIRTUAL GPU"), "{said}");
+}
+
+/// P-OPERATE-29: the commands that a user types beside the program see the node, and name no GPU that is not there.
+#[test]
+fn whatever_shows_the_gpu_of_a_trial_calls_it_virtual() {
+    let tidegate = built("tidegate");
+    let tidegate = tidegate.to_str().expect("UTF-8");
+    let alone = |args: &[&str]| {
+        let (out, said, code) = try_it(&[&["--alone", "--", tidegate], args].concat());
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("launched nothing"), "{said}");
+        out
+    };
+    let table = alone(&["status"]);
+    assert!(table.contains("VIRTUAL NVIDIA H100"), "{table}");
+    let json = alone(&["status", "--output", "json"]);
+    let status: Value = serde_json::from_str(&json).expect("JSON");
+    let model = status["gpus"][0]["model"].as_str().expect("a name");
+    assert!(model.starts_with("VIRTUAL "), "{model}");
+    let program = compile("device_name", &["-lcuda"]);
+    let (out, said, _) = try_it(&["--alone", "--", program.to_str().expect("UTF-8")]);
+    assert!(out.starts_with("VIRTUAL "), "{out}{said}");
+}
+
+/// P-OPERATE-29: the exit code is the program's.
+#[test]
+fn a_trial_ends_as_its_program_does() {
+    let (_, said, code) = try_it(&["--alone", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(code, Some(7), "{said}");
+    assert!(said.contains("libcudart"), "{said}");
+    let (_, said, code) = try_it(&["--alone", "--", "/nowhere/program"]);
+    assert_eq!(code, Some(127), "{said}");
+    assert!(said.contains("cannot start /nowhere/program"), "{said}");
 }
 
 /// The Python of `scripts/finetune`, if that was run here: with torch it takes 5.3 GB.

@@ -239,7 +239,7 @@ fn a_driver_of_an_unknown_branch_is_not_controlled_on_the_word_of_its_calls() {
     assert!(note.contains("only a stop that was seen counts"), "{note}");
     let figures = &seen["gpus"][0];
     assert_eq!(
-        figures["model"], "NVIDIA H100 80GB HBM3",
+        figures["model"], "VIRTUAL NVIDIA H100 80GB HBM3",
         "its sizes were asked for"
     );
     assert_ne!(figures["memory_total_bytes"], 0);

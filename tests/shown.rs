@@ -79,7 +79,7 @@ fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
         (held == Some(8) && known).then_some(status)
     });
     let gpu = &status["gpus"][0];
-    assert_eq!(gpu["model"], "NVIDIA H100 80GB HBM3");
+    assert_eq!(gpu["model"], "VIRTUAL NVIDIA H100 80GB HBM3");
     let (total, used) = (
         gpu["memory_total_bytes"].as_u64(),
         gpu["memory_used_bytes"].as_u64(),
@@ -88,7 +88,7 @@ fn a_gpu_has_a_model_and_its_memory_in_use_and_a_process_what_it_allocated() {
     let shown = node.tidegate(&["status"]);
     let shown = String::from_utf8(shown.stdout).expect("text");
     assert!(
-        shown.contains("MEMORY IN USE") && shown.contains("H100"),
+        shown.contains("MEMORY IN USE") && shown.contains("VIRTUAL NVIDIA H100"),
         "{shown}"
     );
     offline.stop();

@@ -206,24 +206,44 @@ pub fn harvestable_share(idle: &[Span], cooldown: Duration, span: Span) -> f64 {
 /// can begin once all are enabled again.
 #[must_use]
 pub fn preemptions(history: &[Record], offline: u32, served: &[Served], span: Span) -> Preemptions {
+    let stops = stops(history, |pid| pid == offline, span);
+    let begins: Vec<u64> = stops.iter().map(|stop| stop.from_ns).collect();
+    Preemptions::at(&begins, served)
+}
+
+/// Stretches that began within `span` and in which a channel of these processes was disabled, in order: from the first
+/// disable while all are enabled until all are enabled again, or until the end of `span`.
+#[must_use]
+pub fn stops(history: &[Record], of: impl Fn(u32) -> bool, span: Span) -> Vec<Span> {
     let mut disabled = BTreeSet::new();
-    let mut begins = Vec::new();
-    for record in history.iter().filter(|record| record.pid == offline) {
+    let mut stops = Vec::new();
+    let mut since = None;
+    for record in history.iter().filter(|record| of(record.pid)) {
         let object = (record.gpu, record.client, record.object);
         match record.kind {
             Kind::DisableBegin => {
                 if disabled.is_empty() && span.contains(record.at_ns) {
-                    begins.push(record.at_ns);
+                    since = Some(record.at_ns);
                 }
                 disabled.insert(object);
             }
             Kind::EnableEnd | Kind::ChannelDown => {
                 disabled.remove(&object);
+                if disabled.is_empty() {
+                    stops.extend(since.take().map(|from_ns| Span {
+                        from_ns,
+                        to_ns: record.at_ns.max(from_ns),
+                    }));
+                }
             }
             _ => {}
         }
     }
-    Preemptions::at(&begins, served)
+    stops.extend(since.map(|from_ns| Span {
+        from_ns,
+        to_ns: span.to_ns,
+    }));
+    stops
 }
 
 impl Preemptions {

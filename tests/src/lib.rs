@@ -71,11 +71,11 @@ pub static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         .expect("target/<profile>/...")
         .to_path_buf();
     if std::env::var_os("TIDEGATE_TESTS_BUILT").is_none() {
-        let status = Command::new(option_env!("CARGO").unwrap_or("cargo"))
+        let status = Command::new(CARGO)
             .args(["build", "-q", "--locked", "--workspace", "--lib", "--bins"])
             .args((dir.file_name() == Some(OsStr::new("release"))).then_some("--release"))
             .env("CARGO_TARGET_DIR", dir.parent().expect("target/<profile>"))
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(SOURCES)
             .status()
             .expect("cargo is on the machine that runs the tests");
         assert!(status.success(), "the workspace does not build");
@@ -86,6 +86,17 @@ pub static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(soname.exists(), "{} is missing", soname.display());
     dir
 });
+
+/// Where the sources are. A released demo has its programs beside it, and names no directory of the machine that built it.
+const SOURCES: &str = match option_env!("TIDEGATE_RELEASE") {
+    None => env!("CARGO_MANIFEST_DIR"),
+    Some(_) => "",
+};
+/// What builds them.
+const CARGO: &str = match (option_env!("TIDEGATE_RELEASE"), option_env!("CARGO")) {
+    (None, Some(cargo)) => cargo,
+    _ => "cargo",
+};
 
 /// A file of the build, e.g. `libtidegate.so`: that one may be another, as it is shipped, which
 /// `TIDEGATE_TESTS_LIBRARY` names.
@@ -112,7 +123,7 @@ fn is_installed(dir: &Path) -> bool {
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     static ONCE: AtomicU32 = AtomicU32::new(0);
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{name}.c"));
+    let source = Path::new(SOURCES).join(format!("apps/{name}.c"));
     let apps = BUILT.join("apps");
     let label: String = flags
         .concat()
@@ -172,7 +183,7 @@ pub fn compile_driver(dir: &Path, driver: &str, program: &str) -> PathBuf {
         let status = Command::new("cc")
             .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
             .arg(&output)
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("apps/{source}.c")))
+            .arg(Path::new(SOURCES).join(format!("apps/{source}.c")))
             .arg(format!("-L{}", dir.display()))
             .args(flags)
             .status()
@@ -203,6 +214,12 @@ impl Running {
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
+        Self::of(name, child)
+    }
+
+    /// A process that was started already.
+    #[must_use]
+    pub fn of(name: &str, child: Child) -> Self {
         Self {
             child,
             name: name.to_owned(),

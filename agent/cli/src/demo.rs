@@ -34,11 +34,11 @@ fn program(of: &Path) -> Option<PathBuf> {
     places.into_iter().find(|place| place.is_file())
 }
 
-/// Becomes the demo.
+/// The demo, to be started.
 ///
 /// # Errors
-/// When it is not installed, or cannot be started.
-pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
+/// When it is not installed.
+pub(super) fn command() -> anyhow::Result<Command> {
     let own = std::env::current_exe()?;
     let Some(program) = program(&own) else {
         anyhow::bail!(
@@ -46,7 +46,28 @@ pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
             own.display()
         );
     };
-    let mut command = Command::new(&program);
+    let mut command = Command::new(program);
+    // In a checkout: what was built is what runs.
+    command.env("TIDEGATE_TESTS_BUILT", "1");
+    Ok(command)
+}
+
+/// Becomes this program.
+///
+/// # Errors
+/// When it cannot be started.
+pub(super) fn become_it(mut command: Command) -> anyhow::Error {
+    let error = command.exec();
+    let program = Path::new(command.get_program()).display();
+    anyhow::anyhow!("cannot start {program}: {error}")
+}
+
+/// Becomes the demo.
+///
+/// # Errors
+/// When it is not installed, or cannot be started.
+pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
+    let mut command = command()?;
     command
         .args([
             "--seconds",
@@ -55,20 +76,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
             &args.seed.to_string(),
         ])
         .arg("--html")
-        .arg(&args.html)
-        // In a checkout: what was built is what runs.
-        .env("TIDEGATE_TESTS_BUILT", "1");
+        .arg(&args.html);
     for (name, file) in [("--trace", &args.trace), ("--json", &args.json)] {
         if let Some(file) = file {
             command.arg(name).arg(file);
         }
     }
     command.args(args.keep.then_some("--keep"));
-    let error = command.exec();
-    Err(anyhow::anyhow!(
-        "cannot start {}: {error}",
-        program.display()
-    ))
+    Err(become_it(command))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 42] = [
+const EXAMPLES: [(&str, &str); 43] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
@@ -41,6 +41,7 @@ const EXAMPLES: [(&str, &str); 42] = [
         "tidegate tune --engine /run/tidegate/tune.sock --data train.jsonl --name support --out adapters/support",
     ),
     ("demo", "tidegate demo --seconds 20 --html demo.html"),
+    ("try", "tidegate try --kernel 500us -- ./batch --steps 1000"),
     (
         "replay",
         "tidegate replay --trace requests.csv --html report.html",

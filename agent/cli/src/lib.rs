@@ -28,6 +28,7 @@ mod table;
 mod tips;
 mod top;
 mod trace;
+mod trial;
 mod tune;
 mod values;
 
@@ -154,6 +155,8 @@ enum Command {
     Tune(Box<tune::Args>),
     /// Show what Tidegate does, on a virtual GPU: three runs of the same requests. Needs no agent and no GPU.
     Demo(demo::Args),
+    /// Run a program of your own on a virtual GPU, under Tidegate. Needs no agent and no GPU.
+    Try(trial::Args),
     /// Estimate harvest and cost for a trace. Needs no agent and no GPU.
     Replay(Box<replay::Args>),
     /// Measure what sharing the GPU costs your users, on your own server.
@@ -256,6 +259,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<u8> {
             release::run(&cli.agent.run_dir, device.as_deref(), vgpu_shim.as_deref())?;
         }
         Command::Demo(args) => return demo::run(args),
+        Command::Try(args) => return trial::run(args),
         Command::Replay(args) => replay::run(args)?,
         Command::Run(args) => return run::run(&cli.agent, args),
         Command::Finetune(args) => return finetune::run(&cli.agent, args),
@@ -302,6 +306,7 @@ async fn ask(cli: &Cli) -> anyhow::Result<()> {
         | Command::Bench(_)
         | Command::Release { .. }
         | Command::Demo(_)
+        | Command::Try(_)
         | Command::Replay(_)
         | Command::Run(_)
         | Command::Finetune(_)

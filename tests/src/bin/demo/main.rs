@@ -11,7 +11,9 @@ mod progress;
 mod runs;
 mod stand;
 mod table;
+mod trial;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -62,6 +64,11 @@ struct Options {
     /// every decode gap, which is what the cooldown is for
     #[arg(long, value_name = "N")]
     cooldown_fixed_ms: Option<u64>,
+    #[command(flatten)]
+    trial: trial::How,
+    /// Run this program on the virtual GPU instead, beside the demo's online or offline one
+    #[arg(last = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
@@ -74,7 +81,7 @@ fn main() -> ExitCode {
         eprintln!("\ndemo: {said}");
     }));
     match std::panic::catch_unwind(|| run(&options)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Ok(code)) => code,
         Ok(Err(error)) if error.is::<interrupt::Interrupted>() => {
             eprintln!("demo: interrupted; everything it started has ended");
             ExitCode::from(130)
@@ -87,7 +94,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> anyhow::Result<()> {
+fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let mut progress = Progress::new();
     let length = Duration::from_secs(options.seconds);
     let plan = plan::choose(&Wanted {
@@ -102,6 +109,16 @@ fn run(options: &Options) -> anyhow::Result<()> {
             "no request in these {} s of the trace; choose another --start or a smaller --thin",
             options.seconds
         );
+    }
+    if !options.program.is_empty() {
+        let trial = trial::Trial {
+            options: &options.trial,
+            program: &options.program,
+            plan: &plan,
+            length,
+            seed: options.seed,
+        };
+        return trial.run(&mut progress);
     }
     // Before minutes are spent, not after.
     for file in options.json.iter().chain([&options.html]) {
@@ -128,7 +145,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         seed: options.seed,
     };
     prefer();
-    let mut stand = Stand::new(options.device)?;
+    let mut stand = Stand::new(options.device, &[])?;
     let cooldown = options.cooldown_fixed_ms.map(Duration::from_millis);
     let mut runs = Runs {
         stand: &mut stand,
@@ -158,9 +175,10 @@ fn run(options: &Options) -> anyhow::Result<()> {
     if options.keep {
         let online = runs.start_for_ever()?;
         keep(stand, online, offline);
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
-    runs::stop(offline)
+    runs::stop(offline)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Asks for precedence over whatever else the machine does, for this process and all it starts: a

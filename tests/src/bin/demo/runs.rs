@@ -291,7 +291,10 @@ impl Runs<'_> {
     }
 
     /// Starts the offline program and waits until its work is getting done.
-    fn start_offline(&mut self, lane: Lane) -> anyhow::Result<Program> {
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start_offline(&mut self, lane: Lane) -> anyhow::Result<Program> {
         let program = self.stand.offline.clone();
         let offline = self.start(&program, lane, &[])?;
         self.stand.wait("the offline program's first tokens", |_| {

@@ -54,14 +54,14 @@ enum Machine {
 }
 
 impl Stand {
-    /// Starts the device.
+    /// Starts the device; a virtual one with these arguments.
     ///
     /// # Errors
     /// When its history cannot be read.
-    pub fn new(device: Device) -> anyhow::Result<Self> {
+    pub fn new(device: Device, args: &[&str]) -> anyhow::Result<Self> {
         let machine = match device {
             Device::Virtual => {
-                let node = Node::device_only(&[]);
+                let node = Node::device_only(args);
                 let history =
                     Reader::open(&node.vgpu_dir()).context("the virtual GPU's history")?;
                 Machine::Virtual {
@@ -150,6 +150,17 @@ impl Stand {
             .stdout(Stdio::null())
             .stderr(said);
         Ok(command)
+    }
+
+    /// The agent's process, once there is one.
+    #[must_use]
+    pub fn agent(&self) -> Option<u32> {
+        let (Machine::Virtual {
+            node: Node { agent, .. },
+            ..
+        }
+        | Machine::Real { agent, .. }) = &self.machine;
+        agent.as_ref().map(Running::pid)
     }
 
     /// Where files of this run go.

@@ -7,8 +7,8 @@ use tidegate_abi::cuda::{CUdevice, CUresult, CUuuid};
 use crate::driver;
 use crate::result::{CudaResult, store};
 
-/// Its name.
-const NAME: &str = "Virtual H200";
+/// Its name, which nobody takes for that of a GPU.
+const NAME: &str = "VIRTUAL NVIDIA H200";
 
 /// `cuDeviceGetCount`.
 pub fn count(out: *mut i32) -> CudaResult {

@@ -26,8 +26,9 @@ const _: () = assert!(XID_CTXSW_TIMEOUT != XID_FAULT);
 const BARE: u32 = 0;
 const VGX: u32 = 2;
 
-/// What the GPU is called: the one whose device number and compute capability it has.
-const NAME: &[u8] = b"NVIDIA H100 80GB HBM3";
+/// What the GPU is called: the one whose device number and compute capability it has. Wherever the name is shown, it is
+/// not taken for that GPU.
+const NAME: &[u8] = b"VIRTUAL NVIDIA H100 80GB HBM3";
 
 /// What a control costs at the firmware that moves nothing on or off an engine.
 const ROUND_TRIP_NS: u64 = 20_000;
