@@ -1,5 +1,5 @@
-//! What pages say of the tree and of each other holds: guides name each place, no page contradicts what ran on a GPU, and
-//! each alert has its section in the runbook.
+//! What pages say of the tree and of each other holds: guides name each place and only places that exist, no page
+//! contradicts what ran on a GPU, and each alert has its section in the runbook.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -231,4 +231,66 @@ fn every_alert_has_a_section_of_the_runbook() {
     for heading in runbook.lines().filter_map(|line| line.strip_prefix("## ")) {
         assert!(names.contains(&heading), "{heading} is no alert");
     }
+}
+
+/// What stands between backticks in `page`, outside of its blocks of code.
+fn quoted(page: &str) -> Vec<&str> {
+    let blocks = page.split("```").step_by(2);
+    let spans = blocks.flat_map(|text| text.split('`').skip(1).step_by(2));
+    spans.collect()
+}
+
+/// P-EQUIPMENT-22: each path that a guide names is there.
+#[test]
+fn every_path_that_the_guides_name_is_there() {
+    const TOPS: [&str; 7] = [
+        "agent/",
+        "docs/",
+        "driver-patch/",
+        "interposer/",
+        "proto/",
+        "scripts/",
+        "tests/",
+    ];
+    let (mut seen, mut missing) = (0, Vec::new());
+    for page in ["CONTRIBUTING.md", "docs/architecture.md"] {
+        let text = read(page);
+        for span in quoted(&text) {
+            let path = span.split_whitespace().next().unwrap_or_default();
+            if TOPS.iter().any(|top| path.starts_with(top)) {
+                seen += 1;
+                if !root().join(path).exists() {
+                    missing.push(format!("{page}: {path}"));
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "the pages name {seen} paths");
+    assert!(missing.is_empty(), "not there: {missing:#?}");
+}
+
+/// P-EQUIPMENT-22: the table of the policy's files has each of them.
+#[test]
+fn every_file_of_policy_is_in_its_table() {
+    let head = read("agent/policy/src/lib.rs");
+    let rows: Vec<_> = head
+        .lines()
+        .filter(|line| line.starts_with("//! |"))
+        .collect();
+    let mut missing = Vec::new();
+    for entry in fs::read_dir(root().join("agent/policy/src")).expect("readable") {
+        let name = entry.expect("readable").file_name();
+        let name = name.to_string_lossy();
+        let Some(module) = name.strip_suffix(".rs") else {
+            continue;
+        };
+        if module != "lib" && !rows.iter().any(|row| row.contains(&format!("`{module}`"))) {
+            missing.push(module.to_owned());
+        }
+    }
+    assert!(rows.len() > 10, "no table");
+    assert!(
+        missing.is_empty(),
+        "no row says what these decide: {missing:?}"
+    );
 }
