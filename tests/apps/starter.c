@@ -2,6 +2,7 @@
  * its cache of PERCENT of what there is, less its weights and what is less free than its weights explain.
  *
  * Lines on standard input, each with one answer:
+ *   free      MiB that are free as it is shown
  *   look      looks for the first time; MiB in all, or 0 if PERCENT of them are not free: vLLM does not start then
  *   load MIB  loads so much, in pieces of 2 MiB; the driver's result
  *   size      looks again; MiB of its cache, also less than none
@@ -75,7 +76,11 @@ int main(int argc, char **argv)
     tg_context(0);
     while (fgets(line, sizeof line, stdin)) {
         int64_t answer = 0;
-        if (!strncmp(line, "look", 4)) {
+        if (!strncmp(line, "free", 4)) {
+            size_t left, all;
+            MUST(cuMemGetInfo_v2(&left, &all));
+            answer = (int64_t)(left / MIB);
+        } else if (!strncmp(line, "look", 4)) {
             MUST(cuMemGetInfo_v2(&free_first, &total));
             if (free_first / 100 >= total / 10000 * (size_t)atoi(argv[1])) answer = (int64_t)(total / MIB);
         } else if (!strncmp(line, "load", 4)) {

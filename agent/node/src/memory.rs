@@ -244,24 +244,32 @@ impl Memory {
         }
     }
 
-    /// Tells offline processes what their share of each GPU has become.
+    /// Tells offline processes what their share of each GPU has become, and all what others give up for them.
     pub(crate) fn tell_shares(&mut self, policy: &Node, members: &mut Members, now: Instant) {
         if !std::mem::take(&mut self.shares_stale) {
             return;
         }
-        let offline =
-            |session: &&mut Session| session.job.is_some() && session.library.takes_memory;
-        for session in members.all_mut().filter(offline) {
+        let shown = |session: &&mut Session| {
+            let has_role = session.job.is_some() || session.is_online();
+            has_role && session.library.takes_memory
+        };
+        for session in members.all_mut().filter(shown) {
             for at in 0..session.slots.len() {
                 let Slot {
                     gpu, share: told, ..
                 } = session.slots[at];
                 let id = SessionId(session.id);
+                let online = session.is_online();
                 let share = gpu.and_then(|gpu| {
+                    if online {
+                        return Some((None, policy.yields_to_online(gpu, now)));
+                    }
                     let share = policy.share(id, gpu)?;
-                    Some((share, policy.yields(id, gpu, now)))
+                    Some((Some(share), policy.yields(id, gpu, now)))
                 });
-                let Some((bytes, yields)) = share.filter(|_| share != told) else {
+                // Nothing is what it is shown without a word.
+                let known = told.or(online.then_some((None, Bytes::ZERO)));
+                let Some((bytes, yields)) = share.filter(|_| share != known) else {
                     continue;
                 };
                 let slot = u32::try_from(at).unwrap_or(u32::MAX);

@@ -208,8 +208,8 @@ pub struct Slot {
     pub unregistered: Bytes,
     /// All memory that the process holds there, as last reported.
     pub held: Bytes,
-    /// The share of the GPU that the process sees, and how much of it others give up for it, as last sent.
-    pub share: Option<(Bytes, Bytes)>,
+    /// The share of the GPU that an offline process sees, and how much others give up for the process there, as last sent.
+    pub share: Option<(Option<Bytes>, Bytes)>,
 }
 
 /// The control file of a process.

@@ -46,9 +46,17 @@ use lists::Lists;
 use online::{Ask, Elastic};
 use room::Room;
 
-/// An online allocation waits for so long, through more than one reclaim: an engine that is refused its memory ends,
-/// where one whose cache does not grow goes on. The library waits for 500 ms.
+/// An online allocation waits for so long at least, through more than one reclaim: an engine that is refused its memory
+/// ends, where one whose cache does not grow goes on. The library waits for 500 ms, and longer for more memory as here.
 const ALLOCATION: Duration = Duration::from_millis(450);
+/// So many bytes more wait a nanosecond longer. Reclaims of 256 MiB take 20 ms and more, which is 12 bytes a nanosecond
+/// at best.
+const BYTES_A_NANOSECOND: u64 = 4;
+
+/// How long an online allocation waits.
+const fn allocation(bytes: Bytes) -> Duration {
+    ALLOCATION.saturating_add(Duration::from_nanos(bytes.0 / BYTES_A_NANOSECOND))
+}
 
 /// The memory of a node.
 #[derive(Debug)]

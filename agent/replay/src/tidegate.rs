@@ -207,7 +207,12 @@ impl Tidegate {
                     cache.order(seq, bytes.0, now);
                 }
             }
-            Mail::Order(OFFLINE, MemoryOrder::Share { bytes, .. }) => {
+            Mail::Order(
+                OFFLINE,
+                MemoryOrder::Share {
+                    bytes: Some(bytes), ..
+                },
+            ) => {
                 let registered = self.offline.as_mut().zip(pool);
                 let registered = registered.and_then(|(own, pool)| own.registered(bytes.0, pool));
                 if let Some(registered) = registered {

@@ -348,6 +348,13 @@ fn room(device: usize, whole: Option<usize>) -> Option<(usize, usize, usize)> {
     Some((size as usize, left as usize, yields as usize))
 }
 
+/// What others give up of the current context's device for what this process allocates, if it is online.
+fn yielded() -> Option<usize> {
+    let process = known().filter(|process| process.role() == Role::Online)?;
+    let (_, device) = current()?;
+    usize::try_from(process.memory.shown.sizes.yields_of(device)).ok()
+}
+
 /// `cuMemGetInfo`.
 pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
     if !result.is_ok() {
@@ -367,6 +374,11 @@ pub fn info(free: *mut usize, total: *mut usize, result: CUresult) -> CUresult {
         if let Some(free) = free {
             *free = free.saturating_add(yields).min(left);
         }
+    } else if let (Some(free), Some(total)) = (free, total)
+        && let Some(yields) = guarded(|| sys::keeping_errno(yielded)).flatten()
+    {
+        // An engine takes memory that is not free for somebody's who was there before, and sizes its cache without it.
+        *free = free.saturating_add(yields).min(*total);
     }
     result
 }

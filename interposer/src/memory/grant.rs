@@ -104,6 +104,15 @@ pub fn through(
     answer.0
 }
 
+/// How long an online process waits for memory that others have: longer than the agent has others give it up.
+pub const fn online_patience_ns(bytes: u64) -> u64 {
+    /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
+    const LEAST_NS: u64 = 500_000_000;
+    /// What is taken in many reclaims takes longer.
+    const BYTES_A_NANOSECOND: u64 = 4;
+    LEAST_NS.saturating_add(bytes / BYTES_A_NANOSECOND)
+}
+
 /// How long an allocation that the driver refuses is asked for.
 #[derive(Default)]
 struct Patience {
@@ -119,8 +128,6 @@ impl Patience {
     }
 
     fn ask(&mut self, wants: Wants, bytes: u64) -> Option<bool> {
-        /// Longer than any reclaim, and short beside what an allocation that fails costs an engine.
-        const ONLINE_NS: u64 = 500_000_000;
         /// Longer than the agent has others give up what they have too much.
         const OFFLINE_NS: u64 = 30_000_000_000;
         /// A program that allocates at once is attached later.
@@ -129,7 +136,7 @@ impl Patience {
         const PAUSE_NS: u64 = 1_000_000;
         let process = known()?;
         let patience_ns = match process.role() {
-            Role::Online => ONLINE_NS,
+            Role::Online => online_patience_ns(bytes),
             Role::Offline
                 if self.until_ns.is_none()
                     && talk::is_raised_within(&process.link.attached, ATTACH_NS) =>

@@ -4,6 +4,7 @@
 //! its blocks may be used. The engine uses an allocation that no cache claims like any other memory, so all of it gets
 //! memory before the engine continues.
 
+use super::grant::online_patience_ns;
 use super::talk;
 use crate::activity::hold;
 use crate::process::Process;
@@ -23,9 +24,6 @@ static ROW: Row = Row::new(
     core::ptr::null_mut(),
     core::ptr::null_mut(),
 );
-
-/// How long an online process waits for memory that others have: as long as its allocations do.
-const ASK_NS: u64 = 500_000_000;
 
 /// What could not be backed: device and bytes.
 type Short = (usize, u64);
@@ -51,7 +49,8 @@ fn back(process: &'static Process, wanted: Wanted<'_>) -> Result<(), c_int> {
         Ok(()) => return Ok(()),
         Err(short) => short,
     };
-    let asks = process.role() == Role::Online && talk::ask(process, device, bytes, ASK_NS);
+    let asks = process.role() == Role::Online
+        && talk::ask(process, device, bytes, online_patience_ns(bytes));
     if asks && hold::around(&ROW, || attempt(process, vmm, wanted)).is_ok() {
         return Ok(());
     }

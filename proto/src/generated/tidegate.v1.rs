@@ -860,7 +860,7 @@ pub struct Pressure {
     #[prost(uint64, tag = "4")]
     pub at_ns: u64,
 }
-/// What cuMemGetInfo and cuDeviceTotalMem answer in this process.
+/// What cuMemGetInfo and cuDeviceTotalMem answer in this process. An online one has no share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Share {
     #[prost(uint32, tag = "1")]

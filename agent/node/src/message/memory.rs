@@ -204,13 +204,13 @@ pub enum MemoryOrder {
         /// Whether it is.
         granted: bool,
     },
-    /// What the process is shown as the size of a device.
+    /// What the process is shown of a device.
     Share {
         /// Place of the device.
         slot: u32,
-        /// How much.
-        bytes: Bytes,
-        /// Of what is not free, others give up so much for it.
+        /// Its share, which is the device's size to it; none of an online process, which sees the whole device.
+        bytes: Option<Bytes>,
+        /// Of what is not free, others give up so much for what it allocates.
         yields: Bytes,
     },
 }

@@ -67,7 +67,7 @@ impl Memory {
                     elastic.map_or(bytes, |elastic| elastic.asks((bytes, mapped), ahead, now));
                 let patience = match kv {
                     Some(_) => self.sharing.reclaim_deadline,
-                    None => self.sharing.reclaim_deadline.max(super::ALLOCATION),
+                    None => self.sharing.reclaim_deadline.max(super::allocation(bytes)),
                 };
                 let until = now.after(patience);
                 let promised = false;

@@ -228,6 +228,36 @@ impl Memory {
         parts.iter().filter_map(over).sum()
     }
 
+    /// What offline caches on a GPU give up for what online allocates, in one reclaim after another: all that is not fixed,
+    /// less what online waits for already.
+    pub fn yields_to_online(
+        &self,
+        gpu: GpuId,
+        (jobs, means): (&[Job], Means),
+        now: Instant,
+    ) -> Bytes {
+        let Some(ledger) = self.ledger(gpu) else {
+            return Bytes::ZERO;
+        };
+        let within_reach = |books: &&Books| {
+            let job = jobs.iter().find(|job| job.id == books.job);
+            books.gives() && job.is_some_and(|job| !job.sight(means).beyond_control)
+        };
+        let counted = |session: SessionId| {
+            let own = self.counted.iter().find(|c| (c.0, c.1) == (session, gpu));
+            own.map_or(Bytes::ZERO, |counted| counted.2)
+        };
+        let given = self.caches(gpu).filter(within_reach).map(|books| {
+            let ranks = books.ranks.iter().filter(|rank| rank.gpu == gpu);
+            let held = ranks.map(|rank| {
+                let held = ledger.account(rank.session).at(Place::Offline);
+                held.minus(counted(rank.session))
+            });
+            held.sum::<Bytes>().minus(books.fixed(gpu))
+        });
+        given.sum::<Bytes>().minus(self.lacking(gpu, now))
+    }
+
     /// Whether others have too much as long as this has not been allocated.
     fn has_a_right(&self, room: &Room, jobs: &[Job]) -> bool {
         let shared = self.caches(room.gpu).any(|books| books.job != room.job);

@@ -145,6 +145,13 @@ impl Node {
         self.memory.yields(session, gpu, &self.jobs, now)
     }
 
+    /// What offline caches give up of a GPU for what an online process allocates there.
+    #[must_use]
+    pub fn yields_to_online(&self, gpu: GpuId, now: Instant) -> Bytes {
+        let offline = (&self.jobs[..], self.config.means);
+        self.memory.yields_to_online(gpu, offline, now)
+    }
+
     /// What an [`crate::effect::Effect::Move`] is about, in order; nothing once it is over.
     #[must_use]
     pub fn stripes(&self, reclaim: ReclaimId) -> &[StripeId] {

@@ -217,9 +217,9 @@ pub fn command(order: MemoryOrder) -> Command {
             yields,
         } => Command::Share(v1::Share {
             slot,
-            total_bytes: bytes.0,
+            total_bytes: bytes.unwrap_or_default().0,
             yields_bytes: yields.0,
-            limited: true,
+            limited: bytes.is_some(),
         }),
     }
 }

@@ -4,6 +4,8 @@
 //! back, but the total of a device must not change. Engines rely on that: memory that is no longer free since their
 //! start counts as in use, and they size their cache from the rest. So as long as a process holds memory of a device,
 //! it sees the total that it last saw before it held any, and what others have taken since then is not free.
+//!
+//! An online process sees the whole device. What offline caches would give up for its allocations counts as free.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};

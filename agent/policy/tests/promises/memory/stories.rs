@@ -2,6 +2,7 @@
 
 use super::*;
 
+mod online_waits;
 mod unfit;
 
 /// An offline process of a job, with its first so many stripes, which it has not registered.
