@@ -185,7 +185,8 @@ fn counts_all(output: &str) {
 fn launches_are_counted_whichever_way_the_driver_was_found() {
     let node = Node::device_only(&[]);
     let resolve = compile("resolve", &[]);
-    let mut ways: Vec<Vec<String>> = vec![vec!["local".into()], vec!["global".into()]];
+    let linked = ["local", "global", "next"];
+    let mut ways: Vec<Vec<String>> = linked.map(|way| vec![way.into()]).to_vec();
     for version in ["11040", "12000", "12080", "13000", "13020"] {
         for flags in ["0", "1", "2"] {
             for how in ["gpa", "gpa1"] {

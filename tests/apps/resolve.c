@@ -1,6 +1,7 @@
 /* Reaches the driver in the way its first argument names, launches, and says whether each launch was counted.
  *   local                dlopen(RTLD_LOCAL), dlsym
  *   global               dlopen(RTLD_GLOBAL), dlsym(RTLD_DEFAULT)
+ *   next                 dlopen(RTLD_GLOBAL), dlsym(RTLD_NEXT)
  *   gpa VERSION FLAGS    cuGetProcAddress_v2 for everything, itself included
  *   gpa1 VERSION FLAGS   the same by the first cuGetProcAddress
  *   deepbind             a plugin (second argument) opened with RTLD_DEEPBIND launches
@@ -32,7 +33,7 @@ static void *get(const char *base, const char *symbol)
         CUresult result = gpa1(base, &found, version, flags);
         if (result) fprintf(stderr, "%s: %d\n", base, result), exit(1);
     } else {
-        found = dlsym(!strcmp(how, "global") ? RTLD_DEFAULT : driver, symbol);
+        found = dlsym(!strcmp(how, "global") ? RTLD_DEFAULT : !strcmp(how, "next") ? RTLD_NEXT : driver, symbol);
     }
     if (!found) fprintf(stderr, "%s: %s not found\n", how, symbol), exit(1);
     return found;
@@ -92,7 +93,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "cuInit was invented\n");
         return 9;
     }
-    driver = dlopen("libcuda.so.1", RTLD_NOW | (!strcmp(how, "global") ? RTLD_GLOBAL : RTLD_LOCAL));
+    for (int i = 0; !strcmp(how, "next") && i < 3; i++) {
+        const char *name = (const char *[]){"cuInit", "cuLaunchKernel", "cuMemAlloc_v2"}[i];
+        if (dlsym(RTLD_NEXT, name) || !dlerror()) {
+            fprintf(stderr, "%s was invented\n", name);
+            return 9;
+        }
+    }
+    driver = dlopen("libcuda.so.1", RTLD_NOW | (!strcmp(how, "global") || !strcmp(how, "next") ? RTLD_GLOBAL : RTLD_LOCAL));
     if (!driver) fprintf(stderr, "%s\n", dlerror()), exit(1);
     if (argc > 3) version = atoi(argv[2]), flags = strtoull(argv[3], 0, 10);
     if (!strcmp(how, "gpa")) {

@@ -51,11 +51,19 @@ unsafe extern "C" fn filter(
         word: PASS,
         function,
     };
+    let null = Next {
+        word: NULL,
+        function: real,
+    };
     // What is behind the caller, the C library finds by the caller's address, which a neighbour may not leave it.
-    if handle == libc::RTLD_NEXT {
-        return pass(real);
-    }
-    let next = || DLSYM.for_call(real, c"dlsym", caller).unwrap_or(real);
+    let is_next = handle == libc::RTLD_NEXT;
+    let neighbour = || DLSYM.for_call(real, c"dlsym", caller);
+    let next = || {
+        Some(neighbour)
+            .filter(|_| !is_next)
+            .and_then(|ask| ask())
+            .unwrap_or(real)
+    };
     // SAFETY: the caller passes a C string, so a byte follows each that is not zero.
     let may_be_ours = !name.is_null()
         && unsafe { *name == b'c'.cast_signed() && *name.add(1) == b'u'.cast_signed() };
@@ -68,6 +76,13 @@ unsafe extern "C" fn filter(
     let Some(row) = row.filter(|_| !process::disabled()) else {
         return pass(next());
     };
+    if is_next {
+        // The C library finds our function also where it would lead to nothing. A neighbour is not asked: it may be the
+        // one that asks.
+        let has_driver = row.resolved() || !driver::handle().is_null();
+        let leads = has_driver || !real_dlsym(handle, wanted).is_null();
+        return if leads { pass(real) } else { null };
+    }
     if is_from_next(caller, wanted) {
         return pass(real);
     }
@@ -80,10 +95,7 @@ unsafe extern "C" fn filter(
         // glibc's answer to that, with its dlerror, is the right one.
         if row.resolve().is_null() {
             real_dlsym(libc::RTLD_NEXT, wanted);
-            return Next {
-                word: NULL,
-                function: real,
-            };
+            return null;
         }
     } else if !driver::has(found) {
         // A library before this one answers by what is behind it.
