@@ -40,6 +40,10 @@ pub fn status(report: &v1::GetStatusResponse, width: Option<u16>) -> String {
 
 /// Each GPU: its gate, and what it is.
 fn of_gpus(report: &v1::GetStatusResponse, width: Option<u16>, text: &mut String) {
+    if report.gpus.is_empty() {
+        text.push_str("no GPU is known\n");
+        return;
+    }
     let shown = gpus(report, width, text);
     let unit = report.gpus.iter();
     if let Some(unit) = unit

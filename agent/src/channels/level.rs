@@ -178,25 +178,36 @@ pub fn choose(
             for level in [Level::L1, Level::L2, Level::L3] {
                 match check(level) {
                     Ok(stop) => {
-                        if driver.layout == Some(Layout::ByAnswers) {
-                            failures.push(BY_ANSWERS.to_owned());
-                        }
+                        let by_answers = driver.layout == Some(Layout::ByAnswers);
                         return Ok(Choice {
                             level,
                             stop,
-                            note: failures.join("; "),
+                            note: note(&failures, by_answers.then_some(BY_ANSWERS)),
                         });
                     }
-                    Err(why) => failures.push(format!("{level}: {why}")),
+                    Err(why) => failures.push((level, why)),
                 }
             }
             Ok(Choice {
                 level: Level::L5,
                 stop: Stop::default(),
-                note: failures.join("; "),
+                note: note(&failures, None),
             })
         }
     }
+}
+
+/// Why levels were not taken, one reason once; and what else there is to say.
+fn note(failures: &[(Level, String)], more: Option<&str>) -> String {
+    let mut notes: Vec<String> = failures
+        .chunk_by(|(_, one), (_, other)| one == other)
+        .map(|those| {
+            let levels: Vec<_> = those.iter().map(|(level, _)| level.to_string()).collect();
+            format!("{}: {}", levels.join(", "), those[0].1)
+        })
+        .collect();
+    notes.extend(more.map(str::to_owned));
+    notes.join("; ")
 }
 
 #[cfg(test)]
@@ -289,7 +300,8 @@ mod tests {
         let choice = choose(LevelChoice::Auto, &driver, |_| panic!("nothing is tested"));
         let choice = choice.expect("L5 needs no driver");
         assert_eq!(choice.level, Level::L5);
-        assert!(choice.note.contains("because"), "{}", choice.note);
+        let note = "L1, L2, L3: the GPUs cannot be listed: because";
+        assert_eq!(choice.note, note, "one reason is said once");
         assert!(
             choose(LevelChoice::Forced(Level::L1), &driver, |_| Ok(
                 Stop::default()

@@ -143,9 +143,16 @@ fn notes(report: &v1::GetStatusResponse, text: &mut String) {
     for note in &report.config_overridden {
         let _ = writeln!(text, "configuration: {note}");
     }
-    for note in [&report.driver_note, &report.level_note, &report.method_note] {
-        if !note.is_empty() {
-            let _ = writeln!(text, "note: {note}");
-        }
+    let notes = [&report.driver_note, &report.level_note, &report.method_note];
+    let mut said: Vec<&String> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+    // What another one says too is said once.
+    said.dedup();
+    let all = said.clone();
+    said.retain(|note| {
+        !all.iter()
+            .any(|other| other != note && other.contains(*note))
+    });
+    for note in said {
+        let _ = writeln!(text, "note: {note}");
     }
 }

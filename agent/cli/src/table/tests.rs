@@ -49,6 +49,31 @@ fn crowded() -> v1::GetStatusResponse {
     }
 }
 
+/// P-OPERATE-16: a node without a driver says why once, and shows no table of nothing.
+#[test]
+fn what_is_wrong_with_the_driver_is_said_once() {
+    let why = "the GPUs cannot be listed: no driver is loaded";
+    let report = v1::GetStatusResponse {
+        driver_note: why.to_owned(),
+        level_note: format!("L1, L2, L3: {why}"),
+        method_note: "no method was tried".to_owned(),
+        ..v1::GetStatusResponse::default()
+    };
+    let text = status(&report, Some(100));
+    assert_eq!(text.matches(why).count(), 1, "{text}");
+    assert!(text.contains("note: L1, L2, L3: the GPUs"), "{text}");
+    assert!(text.contains("note: no method was tried"), "{text}");
+    assert!(
+        text.contains("no GPU is known") && !text.contains("PREEMPTIONS"),
+        "{text}"
+    );
+    let equal = v1::GetStatusResponse {
+        level_note: why.to_owned(),
+        ..report
+    };
+    assert_eq!(status(&equal, None).matches(why).count(), 1);
+}
+
 /// P-SECURITY-5: no page of a hostile process keeps an operator from seeing how the node stands.
 #[test]
 fn a_process_may_say_any_number_of_launches() {

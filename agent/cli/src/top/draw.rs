@@ -2,7 +2,7 @@
 
 use super::gpus::{MEMORY_FROM, draw_gpus};
 use super::model::Model;
-use super::paint::{Paint, fit, row};
+use super::paint::{Paint, fit, leave_out, row};
 use super::room::{Rooms, held, small, split};
 use crate::{json, table};
 use ratatui::Frame;
@@ -38,7 +38,25 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
     let room = Rooms::of(status, area);
     let title = fit(title_line(model, status, now), room.title.width);
     frame.render_widget(title, room.title);
-    draw_gpus(frame, model, status, &paint, room.gpus);
+    let mut left_out = draw_gpus(frame, model, status, &paint, room.gpus);
+    left_out.extend(draw_jobs(frame, model, status, &paint, room.jobs));
+    left_out.extend(draw_processes(frame, model, &paint, room.processes));
+    let line = match left_out.as_slice() {
+        [] => legend(&paint),
+        heads => Line::styled(
+            format!("Hidden: {}", heads.join(", ")),
+            Style::new().add_modifier(Modifier::DIM),
+        ),
+    };
+    frame.render_widget(fit(line, room.legend.width), room.legend);
+    frame.render_widget(fit(last_line(model), room.keys.width), room.keys);
+    if model.help {
+        help(frame, area);
+    }
+}
+
+/// What the states of a gate mean.
+fn legend(paint: &Paint) -> Line<'static> {
     let mut said = vec![
         Span::styled("open", paint.gate(v1::GateState::Open)),
         Span::raw(": offline runs   "),
@@ -52,13 +70,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, now: u64) {
             span.style = span.style.add_modifier(Modifier::DIM);
         }
     }
-    frame.render_widget(Line::from(said), room.legend);
-    draw_jobs(frame, model, status, &paint, room.jobs);
-    draw_processes(frame, model, &paint, room.processes);
-    frame.render_widget(fit(last_line(model), room.keys.width), room.keys);
-    if model.help {
-        help(frame, area);
-    }
+    Line::from(said)
 }
 
 fn title_line(model: &Model, status: &v1::GetStatusResponse, now: u64) -> Line<'static> {
@@ -169,17 +181,18 @@ fn job_cell(column: &str, job: &v1::JobStatus, paint: &Paint) -> Line<'static> {
     }
 }
 
+/// The heads of the columns that the terminal has no room for.
 fn draw_jobs(
     frame: &mut Frame<'_>,
     model: &Model,
     status: &v1::GetStatusResponse,
     paint: &Paint,
     area: Rect,
-) {
+) -> Vec<&'static str> {
     if status.jobs.is_empty() {
         let none = "No offline job is attached. Start one with LD_PRELOAD=libtidegate.so TIDEGATE_ROLE=offline.";
         frame.render_widget(Paragraph::new(none).wrap(Wrap { trim: true }), area);
-        return;
+        return Vec::new();
     }
     let (area, more) = split(status.jobs.len(), area);
     let shares = table::any_turns(status);
@@ -209,10 +222,18 @@ fn draw_jobs(
         "SHARE" => shares,
         _ => true,
     });
+    let least = if shares && brief { BRIEF_NAME } else { NAME };
+    let mut ranked = vec![("OFFLINE JOB", least, 0), ("WHY", LEAST_WHY, 0)];
+    ranked.extend(columns[1..].iter().map(|&(head, width)| match head {
+        "PREEMPT." => (head, width, 2),
+        "GPUS" => (head, width, 1),
+        _ => (head, width, 0),
+    }));
+    let left_out = leave_out(&mut ranked, area.width);
+    columns.retain(|(head, _)| !left_out.contains(head));
     let others: u16 = columns.iter().map(|(_, width)| width + 1).sum();
     let reason = longest(&|job| why(job).chars().count()).clamp(LEAST_WHY, WHY);
     let room = area.width.saturating_sub(others + reason);
-    let least = if shares && brief { BRIEF_NAME } else { NAME };
     let name = longest(&|job| job.name.chars().count());
     columns[0].1 = name.clamp(least, room.max(least));
     let lengths: Vec<u16> = columns.iter().map(|(_, width)| *width).collect();
@@ -241,9 +262,16 @@ fn draw_jobs(
     if let Some((place, more)) = more {
         frame.render_widget(fit(more, place.width), place);
     }
+    left_out
 }
 
-fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rect) {
+/// The heads of the columns that the terminal has no room for.
+fn draw_processes(
+    frame: &mut Frame<'_>,
+    model: &Model,
+    paint: &Paint,
+    area: Rect,
+) -> Vec<&'static str> {
     let processes = model.processes();
     if processes.is_empty() {
         let none = if model.filter.is_empty() {
@@ -252,7 +280,7 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
             "No attached process matches the filter."
         };
         frame.render_widget(Paragraph::new(none), area);
-        return;
+        return Vec::new();
     }
     let shown = held(processes.len(), area);
     let mut rows: Vec<_> = processes
@@ -291,11 +319,27 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
         widths.push(longest(&|process| table::place(process).chars().count()).clamp(5, room));
     }
     head.push("NOTE");
+    let mut ranked = vec![("NOTE", 10, 0)];
+    ranked.extend(head.iter().zip(&widths).map(|(&head, &width)| match head {
+        "MEMORY" => (head, width, 3),
+        "LAUNCHES/s" => (head, width, 2),
+        "GPU" => (head, width, 1),
+        _ => (head, width, 0),
+    }));
+    let left_out = leave_out(&mut ranked, area.width);
+    let stays: Vec<bool> = head.iter().map(|head| !left_out.contains(head)).collect();
+    let kept = |at: usize| stays.get(at).copied().unwrap_or(true);
+    let all = std::mem::take(&mut widths).into_iter().enumerate();
+    widths.extend(all.filter(|(at, _)| kept(*at)).map(|(_, width)| width));
+    head.retain(|head| !left_out.contains(head));
     let rows = rows.into_iter().map(|mut cells: Vec<Line<'static>>| {
         if !placed && cells.len() > WHERE_AT {
             cells.remove(WHERE_AT);
         }
-        row(cells, &widths, area.width)
+        // The row that counts the others has two cells.
+        let cells = cells.into_iter().enumerate();
+        let cells = cells.filter(|(at, _)| kept(*at)).map(|(_, cell)| cell);
+        row(cells.collect(), &widths, area.width)
     });
     let constraints = widths.iter().map(|width| Constraint::Length(*width));
     let constraints: Vec<_> = constraints.chain([Constraint::Min(10)]).collect();
@@ -309,6 +353,7 @@ fn draw_processes(frame: &mut Frame<'_>, model: &Model, paint: &Paint, area: Rec
     });
     let table = Table::new(rows, constraints).header(Row::new(heads).style(paint.strong()));
     frame.render_widget(table, area);
+    left_out
 }
 
 /// The GPUs of a process, of an online one those with work first: `0-3 busy,4-7 idle`.

@@ -1,7 +1,7 @@
 //! The table of GPUs: a row each, as many columns as fit.
 
 use super::model::Model;
-use super::paint::{Paint, fit, row};
+use super::paint::{Paint, Ranked, fit, leave_out, row};
 use super::room::{small, split};
 use crate::{json, table};
 use ratatui::Frame;
@@ -200,6 +200,18 @@ fn gpu_columns<'a>(
     columns
 }
 
+/// In a narrow terminal the columns that say most about sharing stay longest.
+fn rank(head: &str) -> u8 {
+    match head {
+        "GPU" | "GATE" => 0,
+        "OFFLINE" => 1,
+        "ONLINE" => 2,
+        "PREEMPT." | "p99" => 3,
+        "HEADROOM" | "MEMORY" | "SLACK" => 4,
+        _ => 5,
+    }
+}
+
 /// What a trainer could take before online's next iteration.
 fn slack(gpu: &v1::GpuStatus) -> String {
     let slack = gpu.leases.as_ref().and_then(|leases| leases.slack_ns);
@@ -232,15 +244,20 @@ fn memory_cell(gpu: &v1::GpuStatus, brief: bool) -> String {
     }
 }
 
+/// The heads of the columns that the terminal has no room for.
 pub(super) fn draw_gpus(
     frame: &mut Frame<'_>,
     model: &Model,
     status: &v1::GetStatusResponse,
     paint: &Paint,
     area: Rect,
-) {
+) -> Vec<&'static str> {
     let (area, more) = split(status.gpus.len(), area);
-    let columns = gpu_columns(model, status, paint, area.width);
+    let mut columns = gpu_columns(model, status, paint, area.width);
+    let ranked = columns.iter();
+    let ranked = ranked.map(|column| (column.head, column.width, rank(column.head)));
+    let left_out = leave_out(&mut ranked.collect::<Vec<Ranked>>(), area.width);
+    columns.retain(|column| !left_out.contains(&column.head));
     let side = |column: &Column<'_>| {
         if column.number {
             Alignment::Right
@@ -267,4 +284,5 @@ pub(super) fn draw_gpus(
     if let Some((place, more)) = more {
         frame.render_widget(fit(more, place.width), place);
     }
+    left_out
 }

@@ -47,6 +47,26 @@ pub(super) fn row(cells: Vec<Line<'static>>, widths: &[u16], whole: u16) -> Row<
     )
 }
 
+/// A column that may be left out: its head, its least width, and its rank.
+pub(super) type Ranked = (&'static str, u16, u8);
+
+/// Takes columns away until a line of `whole` cells has room for the others, one cell apart: those of the greatest rank
+/// first, of one rank the rightmost, and none of rank 0. The heads of those that it took.
+pub(super) fn leave_out(columns: &mut Vec<Ranked>, whole: u16) -> Vec<&'static str> {
+    let mut out = Vec::new();
+    loop {
+        let wide: u32 = columns
+            .iter()
+            .map(|(_, width, _)| u32::from(*width) + 1)
+            .sum();
+        let worst = (0..columns.len()).max_by_key(|at| columns[*at].2);
+        match worst.filter(|at| columns[*at].2 > 0) {
+            Some(at) if wide > u32::from(whole) + 1 => out.push(columns.remove(at).0),
+            _ => return out,
+        }
+    }
+}
+
 pub(super) struct Paint {
     pub(super) colours: bool,
     /// What is shown is old.

@@ -436,6 +436,45 @@ fn nothing_is_cut_without_an_ellipsis() {
     }
 }
 
+/// P-OPERATE-16: a terminal of less than 80 columns has whole columns, and names those that it has no room for.
+#[test]
+fn a_narrow_terminal_hides_whole_columns_and_names_them() {
+    let model = model(1);
+    let full = shown(&model, 200, 24);
+    let heads = |text: &str, first: &str| {
+        let line = text.lines().find(|line| line.starts_with(first));
+        line.unwrap_or_default().to_owned()
+    };
+    assert!(!full.contains("Hidden: "), "{full}");
+    assert!(!shown(&model, 80, 24).contains("Hidden: "));
+    for width in [45, 50, 60, 70] {
+        let text = shown(&model, width, 24);
+        let hidden = heads(&text, "Hidden: ");
+        for first in ["GPU", "OFFLINE JOB", "PID"] {
+            let (whole, here) = (heads(&full, first), heads(&text, first));
+            for head in here.split_whitespace() {
+                assert!(
+                    whole.split_whitespace().any(|word| word == head),
+                    "{width}: {head}:\n{text}"
+                );
+            }
+            for head in whole.split_whitespace() {
+                let stands = here.split_whitespace().any(|word| word == head);
+                let named = hidden.contains(head) || hidden.ends_with('…');
+                assert!(stands || named, "{width}: {head} is gone:\n{text}");
+            }
+        }
+        assert!(
+            text.contains("GATE") && text.contains("WHY") && text.contains("NOTE"),
+            "{text}"
+        );
+    }
+    assert!(
+        shown(&model, 60, 24)
+            .contains("Hidden: LATENCY ≤1ms, HEADROOM, PREEMPT., MEMORY, LAUNCHES/s")
+    );
+}
+
 /// P-OPERATE-16: with more of everything than there is room for, title and keys are there, of each part as much as
 /// fits, and how many are left out. The job that keys are about is never one of these.
 #[test]
