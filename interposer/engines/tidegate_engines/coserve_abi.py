@@ -16,7 +16,7 @@ from typing import Any
 _U32, _U64, _I32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
 
 #: The interface that this file was written for: major times 65,536, and minor.
-VERSION = 0x00020001
+VERSION = 0x00020002
 
 NAME = "libtidegate_coserve.so"
 
@@ -112,6 +112,12 @@ class Granted(ctypes.Structure):
     _fields_ = (*_longs("wait_ns"), *_words("begins", "rows"))
 
 
+class Held(ctypes.Structure):
+    """A sample whose keys and values are in blocks of the cache."""
+
+    _fields_ = _words("before", "tokens")
+
+
 class Ran(ctypes.Structure):
     """A unit that is over."""
 
@@ -128,6 +134,7 @@ STRUCTURES = {
     "tg_coserve_rules": Rules,
     "tg_coserve_between": Between,
     "tg_coserve_granted": Granted,
+    "tg_coserve_held": Held,
     "tg_coserve_unit": Ran,
 }
 
@@ -161,6 +168,7 @@ def load() -> ctypes.CDLL:
         "tg_coserve_trains": (pointer, ctypes.POINTER(Rules)),
         "tg_coserve_grant": (pointer, ctypes.POINTER(Between), ctypes.POINTER(Granted)),
         "tg_coserve_unit_ran": (pointer, ctypes.POINTER(Ran)),
+        "tg_coserve_leaves": (pointer, ctypes.POINTER(Held), _U32, ctypes.POINTER(_U32)),
         "tg_coserve_job": (pointer, _U64, _U32),
         "tg_coserve_whose": (pointer, ctypes.POINTER(_U64), _U32, ctypes.POINTER(_U32)),
         "tg_coserve_took": (pointer, _U64, _U64),
@@ -232,6 +240,14 @@ class Coserve:
         code = self._library.tg_coserve_whose(self._handle, jobs, len(ready), ctypes.byref(self._place))
         _checked("tg_coserve_whose", code)
         return self._place.value if self._place.value < len(ready) else None
+
+    def leaves(self, held: list[tuple[int, int]]) -> int | None:
+        """Which sample gives its blocks to a user's request: its place among them. Of each, what is before it, and its
+        own tokens."""
+        samples = (Held * len(held))(*held)
+        code = self._library.tg_coserve_leaves(self._handle, samples, len(held), ctypes.byref(self._place))
+        _checked("tg_coserve_leaves", code)
+        return self._place.value if self._place.value < len(held) else None
 
     def took(self, number: int, ns: int) -> None:
         """A unit of a job took so long."""

@@ -9,6 +9,7 @@
 //!   a prompt waits    no unit
 //!   users decode      units as long as their tails fit into what was left at the end of the step; strict: none
 //!   no user runs      from the idle age on from which a return is worth a unit's delay, see [`Leaser::from`]
+//!   users need blocks the sample whose keys and values are needed last gives its own
 //!   rows              the most whose tail fits, and no more than twice what was seen; a fixed window: all of it, or none
 //! ```
 
@@ -75,6 +76,25 @@ pub struct Granted {
     pub begins: u32,
     /// Rows of the unit; 0: it does not run.
     pub rows: u32,
+}
+
+/// A sample whose keys and values are in blocks of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Held {
+    /// Tokens whose backward pass of the same job comes first; 0: it is under way.
+    pub before: u32,
+    /// Its own tokens.
+    pub tokens: u32,
+}
+
+/// Which sample gives its blocks to a user's request: the one that is needed last, and of several the largest, since each
+/// is copied to the host as a whole. Its place, or nothing where none holds any.
+#[must_use]
+pub fn leaves(held: &[Held]) -> Option<usize> {
+    let last = held.iter().enumerate();
+    last.max_by_key(|(_, sample)| (sample.before, sample.tokens))
+        .map(|(place, _)| place)
 }
 
 /// A unit that is over.
@@ -252,5 +272,19 @@ impl Training {
             *left -= ran.ns as f64;
             ride.spent(ran.ns);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_that_is_needed_last_leaves_and_of_several_the_largest() {
+        let held = |before, tokens| Held { before, tokens };
+        assert_eq!(leaves(&[]), None);
+        assert_eq!(leaves(&[held(0, 900)]), Some(0));
+        assert_eq!(leaves(&[held(0, 900), held(900, 10), held(0, 50)]), Some(1));
+        assert_eq!(leaves(&[held(70, 10), held(70, 30), held(70, 20)]), Some(1));
     }
 }

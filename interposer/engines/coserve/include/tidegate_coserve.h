@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define TG_COSERVE_VERSION 0x00020001u /* major times 65536, and minor */
+#define TG_COSERVE_VERSION 0x00020002u /* major times 65536, and minor */
 
 #define TG_COSERVE_OK 0
 #define TG_COSERVE_NO_HANDLE -1 /* a null pointer, or no handle */
@@ -114,6 +114,12 @@ struct tg_coserve_granted {
     uint32_t rows;    /* of the unit; 0: it does not run */
 };
 
+/* A sample whose keys and values are in blocks of the cache. */
+struct tg_coserve_held {
+    uint32_t before; /* tokens whose backward pass of the same job comes first; 0: it is under way */
+    uint32_t tokens; /* its own */
+};
+
 /* A unit that is over. */
 struct tg_coserve_unit {
     uint64_t ns;
@@ -141,6 +147,9 @@ int32_t tg_coserve_took(struct tg_coserve *, uint64_t job, uint64_t ns);
 int32_t tg_coserve_trains(struct tg_coserve *, const struct tg_coserve_rules *);
 int32_t tg_coserve_grant(struct tg_coserve *, const struct tg_coserve_between *, struct tg_coserve_granted *);
 int32_t tg_coserve_unit_ran(struct tg_coserve *, const struct tg_coserve_unit *);
+
+/* Since 2.2: which sample gives its blocks to a user's request; its place among them, or count. */
+int32_t tg_coserve_leaves(struct tg_coserve *, const struct tg_coserve_held *, uint32_t count, uint32_t *place);
 
 #ifdef __cplusplus
 }

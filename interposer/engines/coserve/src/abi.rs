@@ -11,7 +11,7 @@ use tidegate_policy::lease::together::{Ask as Beside, Plan, STEPS, Together};
 use tidegate_policy::lease::train::Training;
 
 /// Major times 65,536, and minor: a caller of one major goes on with each of its minors that is no lower than its own.
-pub const VERSION: u32 = 0x0002_0001;
+pub const VERSION: u32 = 0x0002_0002;
 
 /// Done.
 pub const OK: i32 = 0;

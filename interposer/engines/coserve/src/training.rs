@@ -1,7 +1,7 @@
-//! The functions for training between two steps, since 2.1.
+//! The functions for training between two steps, since 2.1; which blocks leave, since 2.2.
 
 use crate::abi::{BAD_INPUT, Coserve, LONGEST_NS, NO_HANDLE, OK, with};
-use tidegate_policy::lease::train::{Between, Granted, LARGEST, Ran, Rules};
+use tidegate_policy::lease::train::{Between, Granted, Held, LARGEST, Ran, Rules, leaves};
 
 /// From now on samples ride, by these rules.
 ///
@@ -71,6 +71,36 @@ pub unsafe extern "C" fn tg_coserve_unit_ran(at: *mut Coserve, ran: *const Ran) 
     unsafe {
         with(at, |coserve| {
             coserve.training.ran(ran, &mut coserve.ride);
+            OK
+        })
+    }
+}
+
+/// Which of the `count` samples gives its blocks to a user's request: its place in `out`, or `count`.
+///
+/// # Safety
+/// As of [`tg_coserve_trains`]; `held` is null or has `count` samples, `out` is null or good.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tg_coserve_leaves(
+    at: *mut Coserve,
+    held: *const Held,
+    count: u32,
+    out: *mut u32,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        return NO_HANDLE;
+    };
+    *out = count;
+    if held.is_null() {
+        return NO_HANDLE;
+    }
+    // SAFETY: the caller's promise.
+    let held = unsafe { std::slice::from_raw_parts(held, count as usize) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        with(at, |_| {
+            *out = leaves(held).map_or(count, |place| place as u32);
             OK
         })
     }

@@ -6,7 +6,7 @@ mod counting;
 use counting::allocations;
 use std::ptr::{null, null_mut};
 use tidegate_coserve::ride::{Ask, Rides, Step};
-use tidegate_coserve::train::{Between, Granted, Ran, Rules};
+use tidegate_coserve::train::{Between, Granted, Held, Ran, Rules};
 use tidegate_coserve::*;
 
 fn shares(percent: u32) -> Config {
@@ -453,7 +453,7 @@ macro_rules! layout {
 }
 
 /// Each structure, as a C program prints it, and its line.
-fn structures() -> [(String, String); 12] {
+fn structures() -> [(String, String); 13] {
     [
         layout!(
             "tg_coserve_config",
@@ -541,6 +541,7 @@ fn structures() -> [(String, String); 12] {
             left
         ),
         layout!("tg_coserve_granted", Granted, wait_ns, begins, rows),
+        layout!("tg_coserve_held", Held, before, tokens),
         layout!("tg_coserve_unit", Ran, ns, kind, rows),
     ]
 }
@@ -584,7 +585,7 @@ fn python_has_the_structures_of_the_library() {
     let (lines, version) = printed.trim_end().rsplit_once('\n').expect("two lines");
     assert_eq!(version, tg_coserve_version().to_string());
     let ours = structures().map(|(_, line)| line);
-    assert!(lines.lines().count() >= 9, "{lines}");
+    assert!(lines.lines().count() >= 10, "{lines}");
     for line in lines.lines() {
         assert!(
             ours.contains(&format!("{line}\n")),

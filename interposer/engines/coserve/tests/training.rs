@@ -6,7 +6,7 @@ mod counting;
 use counting::allocations;
 use std::ptr::{null, null_mut};
 use tidegate_coserve::ride::{Ask, Rides, Step};
-use tidegate_coserve::train::{Between, Granted, Ran, Rules};
+use tidegate_coserve::train::{Between, Granted, Held, Ran, Rules};
 use tidegate_coserve::*;
 
 const BACKWARD: u32 = 2;
@@ -123,7 +123,11 @@ impl World {
             for _ in 0..tokens {
                 self.step(4, interval);
                 let before = self.now;
-                while self.unit(4, 0, 100_000).rows > 0 {}
+                let mut units = 0;
+                while self.unit(4, 0, 100_000).rows > 0 {
+                    units += 1;
+                    assert!(units < 10_000, "units never end");
+                }
                 interval = self.now - before;
             }
             let each = (self.now - begun) / tokens;
@@ -220,21 +224,24 @@ fn no_unit_runs_while_a_prompt_waits_and_strictly_none_beside_a_user() {
 /// P-TRAINER-18: an engine that nobody uses trains, in units that delay little who comes.
 #[test]
 fn an_engine_that_nobody_uses_trains_in_units_that_delay_little() {
-    let mut world = World::new(&times(20_000_000), RULES);
-    let (mut waited, mut rows) = (0, Vec::new());
-    for _ in 0..2_000 {
-        let granted = world.unit(0, 0, 100_000);
-        if granted.rows == 0 {
-            assert!(granted.wait_ns > 0, "it is never worth asking again");
-            world.now += granted.wait_ns;
-            waited += granted.wait_ns;
+    for (row, rows) in [(2_000, 1_024), (100_000, 128)] {
+        let mut world = World::new(&times(20_000_000), RULES);
+        world.row = row;
+        let (mut waited, mut most) = (0, 0);
+        for _ in 0..2_000 {
+            let granted = world.unit(0, 0, 100_000);
+            if granted.rows == 0 {
+                assert!(granted.wait_ns > 0, "it is never worth asking again");
+                world.now += granted.wait_ns;
+                waited += granted.wait_ns;
+            }
+            most = most.max(granted.rows);
         }
-        rows.push(granted.rows);
+        assert!(world.trained > waited, "{} of {waited}", world.trained);
+        // Twice a fiftieth of what a first token may take.
+        assert!(world.longest <= 20_000_000, "{} ns", world.longest);
+        assert!(most >= rows, "units of {most} rows at {row} ns a row");
     }
-    assert!(world.trained > waited, "{} of {waited}", world.trained);
-    // Twice a fiftieth of what a first token may take.
-    assert!(world.longest <= 20_000_000, "{} ns", world.longest);
-    assert!(rows.iter().max() > Some(&1_000), "units did not grow");
 }
 
 /// P-TRAINER-18: with a fixed window each unit is all of it, or what is left, and so is each piece of a prompt.
@@ -331,6 +338,22 @@ fn bad_rules_and_odd_numbers_give_a_code() {
             NO_HANDLE
         );
         assert_eq!(tg_coserve_unit_ran(at, null()), NO_HANDLE);
+        let held = [
+            Held {
+                before: 0,
+                tokens: 9,
+            },
+            Held {
+                before: 9,
+                tokens: 2,
+            },
+        ];
+        let mut place = 7;
+        assert_eq!(tg_coserve_leaves(at, held.as_ptr(), 2, &raw mut place), OK);
+        assert_eq!(place, 1);
+        assert_eq!(tg_coserve_leaves(at, held.as_ptr(), 0, &raw mut place), OK);
+        assert_eq!(place, 0, "none of none");
+        assert_eq!(tg_coserve_leaves(at, null(), 2, &raw mut place), NO_HANDLE);
         assert_eq!(tg_coserve_unit_ran(at, &raw const ran), BAD_INPUT);
         let odd = [0, 1, 63, 64, 1 << 24, u32::MAX];
         for (index, chunk) in (0..).zip([0, 1, 1 << 24]) {

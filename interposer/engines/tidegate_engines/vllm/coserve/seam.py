@@ -18,6 +18,7 @@ import torch
 
 from ... import around
 from . import units
+from .why_not import why_not
 
 log = logging.getLogger("vllm.tidegate")
 
@@ -29,11 +30,13 @@ SETTING = "tidegate_layer_inputs"
 def at_load(worker: type[Any], then: Callable[[Any], None] = lambda worker: None) -> None:
     """Has each worker of a class switch the outputs on when it has loaded its model, before any pass, and then ``then``.
 
-    A worker whose model has none serves without, and its log says why.
+    A worker in which nothing can be trained serves without.
     """
 
     def load_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
+        if why_not(self.vllm_config, self.model_runner.model) is not None:
+            return result
         try:
             tell_compiler(self.vllm_config)
             switch_on(self.model_runner)
@@ -162,15 +165,12 @@ class Seam:
             self._pool.free_blocks(reversed(ridden.blocks))
             ridden.blocks = []
 
-    def swap(self, ridden: Ridden) -> bool:
-        """Gives a sample's blocks back, its keys and values in host memory from then on; says whether it held any."""
-        if not ridden.blocks:
-            return False
+    def swap(self, ridden: Ridden) -> None:
+        """Gives a sample's blocks back: from then on its keys and values are in host memory."""
         past = self.sample(ridden).past
         layers = range(len(ridden.inputs) - 1)
         ridden.kept = [tuple(part.cpu() for part in past(layer, ridden.length)) for layer in layers]
         self._free(ridden)
-        return True
 
     def _sample_tokens(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if any(not ridden.whole for ridden in self._riding.values()):

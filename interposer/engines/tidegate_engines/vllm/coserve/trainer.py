@@ -247,16 +247,22 @@ class Trainer:
 
     def _relieve(self) -> bool:
         """Gives blocks of one sample to a user's request."""
-        for job in self.jobs.values():
-            if isinstance(job.work, Pass):
-                try:
-                    if job.work.swap():
-                        job.swapped += 1
-                        return True
-                except Exception as error:  # noqa: BLE001 # a user waits for blocks as without
-                    job.fail(error)
-                    return True
-        return False
+        held = [
+            (job, job.work, before, sample)
+            for job in self.jobs.values()
+            if isinstance(job.work, Pass)
+            for before, sample in job.work.in_blocks()
+        ]
+        place = self._coserve.leaves([(before, len(sample)) for _, _, before, sample in held]) if held else None
+        if place is None:
+            return False
+        job, work, _, sample = held[place]
+        try:
+            work.swap(sample)
+            job.swapped += 1
+        except Exception as error:  # noqa: BLE001 # its blocks are given back all the same
+            work.lost(sample, error)
+        return True
 
     # What is said.
 

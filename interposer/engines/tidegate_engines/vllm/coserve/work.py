@@ -7,7 +7,7 @@ and when. Work that is dropped gives back what it held.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -98,6 +98,7 @@ class Pass(Work):
         self.samples = [Sample(datum, losses.loss(name, datum, clip)) for datum in asked.data]
         #: How many have begun, and which is under way behind the head.
         self._begun = self._at = 0
+        self._error: Exception | None = None
 
     def _fits(self, datum: Datum, at: int, name: str | None) -> None:
         messages.whole(datum, at, losses.NEEDS.get(name or "", ()))
@@ -137,6 +138,8 @@ class Pass(Work):
         sample.name, sample.ridden = engine.riding.begin(sample.datum.tokens, self._lora, self._adapter.version)
 
     def unit(self) -> tuple[int, int]:
+        if self._error is not None:
+            raise self._error
         if self._at >= self._begun:
             return NONE
         sample = self.samples[self._at]
@@ -212,12 +215,23 @@ class Pass(Work):
             "version": self._adapter.version,
         }
 
-    def swap(self) -> bool:
-        """Gives the blocks of one sample back that nobody's request holds: of the one that is needed last."""
-        for sample in reversed(self.samples[self._at : self._begun]):
-            if sample.ridden is not None and self._engine.seam.swap(sample.ridden):
-                return True
-        return False
+    def in_blocks(self) -> Iterator[tuple[int, Sample]]:
+        """Samples with keys and values in blocks that no request holds, and how many tokens come before each."""
+        before = 0
+        for sample in self.samples[self._at : self._begun]:
+            if sample.ridden is not None and sample.ridden.blocks:
+                yield before, sample
+            before += len(sample)
+
+    def swap(self, sample: Sample) -> None:
+        """Gives its blocks back."""
+        assert sample.ridden is not None
+        self._engine.seam.swap(sample.ridden)
+
+    def lost(self, sample: Sample, error: Exception) -> None:
+        """They are given back without: the pass fails, and not before the step that is being made is whole."""
+        self._error = error
+        self._engine.seam.forget(sample.name)
 
     def drop(self) -> None:
         for sample in self.samples[self._at : self._begun]:
