@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ...finetune import adapter
@@ -106,10 +107,11 @@ class Adapter:
         """
         try:
             config = json.loads((folder / CONFIG).read_text())
+            _plain(config, folder / CONFIG)
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / CONFIG} is no configuration of a LoRA") from error
-        matrices = _by_layer(load_file(folder / WEIGHTS), layers, folder / WEIGHTS)
+        matrices = _by_layer(_read(folder / WEIGHTS), layers, folder / WEIGHTS)
         found = cls(matrices, rank, alpha)
         if optimizer:
             found._restore(folder / OPTIMIZER)
@@ -145,7 +147,7 @@ class Adapter:
         return state
 
     def _restore(self, path: Path) -> None:
-        held = load_file(path)
+        held = _read(path)
         if VERSION not in held:
             raise ValueError(f"{path} is no state of an optimizer of this service's")
         self.version = int(held.pop(VERSION))
@@ -226,6 +228,22 @@ class Adapter:
     def _scaled(self, b: torch.Tensor) -> torch.Tensor:
         """As vLLM keeps B."""
         return b * self.scale
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _plain(config: dict[str, Any], path: Path) -> None:
+    """Raises ``ValueError`` for what would be another computation than a LoRA's."""
+    for name in ("use_rslora", "use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save"):
+        if config.get(name):
+            raise ValueError(f"{path}: {name} is {config[name]!r}; a plain LoRA can be trained")
+    if config.get("bias", "none") != "none":
+        raise ValueError(f"{path}: bias is {config['bias']!r}; a LoRA without biases can be trained")
 
 
 def _by_layer(tensors: dict[str, torch.Tensor], layers: Sequence[Layer], path: Path) -> list[Matrices]:

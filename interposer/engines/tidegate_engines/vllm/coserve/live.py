@@ -20,7 +20,7 @@ from .. import background, shape
 from . import promised, riding, room, seam, served
 from .engine import Engine
 from .promised import Tune
-from .service import Service, place
+from .service import Service, answered, place
 from .texts import Texts
 from .trainer import Trainer
 from .why_not import why_not
@@ -29,6 +29,8 @@ log = logging.getLogger("vllm.tidegate")
 
 #: The attribute of an engine core that holds its trainer.
 STATE = "_tidegate_trainer"
+#: Set in processes whose parent has said why nothing is trained.
+SAID = "TIDEGATE_TUNE_REFUSED"
 #: The attribute of a worker that says why it has no room for training.
 REFUSED = "_tidegate_refused"
 
@@ -64,10 +66,12 @@ def record(version: str) -> None:
 def register() -> None:
     """Has each engine core that this process makes from now on train. It never fails: it would take vLLM along."""
     text = os.environ[promised.VARIABLE]
+    if SAID in os.environ:
+        return
     try:
         tune = promised.parse(text)
     except ValueError as error:
-        _refuse(f"{promised.VARIABLE}: {error}")
+        _never(f"{promised.VARIABLE}: {error}")
         return
     try:
         import vllm
@@ -76,16 +80,19 @@ def register() -> None:
         for touched, recorded in ((background.TOUCHED, background.RECORDED), (TOUCHED, RECORDED)):
             known, differs = shape.like(shape.here(touched), recorded)
             if known is None:
-                _refuse(f"vLLM {version} was not tested ({', '.join(shape.tested(recorded))} were): {differs}")
+                _never(f"vLLM {version} was not tested ({', '.join(shape.tested(recorded))} were): {differs}")
                 return
-        # The first process of an engine names it: all others are its children.
-        socket = Path(os.environ.setdefault(served.VARIABLE, str(place(tune.socket, os.getpid()))))
+        if served.VARIABLE not in os.environ:
+            # The first process of an engine names it: all others are its children.
+            os.environ[served.VARIABLE] = str(place(tune.socket, os.getpid()))
+            atexit.register(_tidy, Path(os.environ[served.VARIABLE]), os.getpid())
+        socket = Path(os.environ[served.VARIABLE])
         library = coserve_abi.load()
         _install(tune, text, socket, library)
         if not multiprocessing.current_process().name.startswith(("EngineCore", "VllmWorker")):
             served.register(socket)
     except Exception as error:  # noqa: BLE001
-        _refuse(f"{type(error).__name__}: {error}")
+        _never(f"{type(error).__name__}: {error}")
 
 
 def _install(tune: Tune, text: str, socket: Path, library: Any) -> None:
@@ -200,6 +207,19 @@ def stand_around(core: Any, trainer: Trainer) -> None:
 def _leave(service: Service, folder: Path) -> None:
     service.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tidy(socket: Path, number: int) -> None:
+    """At the end of an engine's first process: vLLM may have killed the core before it could do this itself."""
+    if os.getpid() == number and socket.is_socket() and not answered(socket):
+        socket.unlink(missing_ok=True)
+        shutil.rmtree(served.folder(socket), ignore_errors=True)
+
+
+def _never(why: str) -> None:
+    """One line for all of an engine's processes: this one is the first, or their parent has not met it."""
+    os.environ[SAID] = "1"
+    _refuse(why)
 
 
 @cache

@@ -237,7 +237,7 @@ def _listen(path: Path) -> socket.socket:
         try:
             listener.bind(str(path))
         except OSError:
-            if not path.is_socket() or _answered(path):
+            if not path.is_socket() or answered(path):
                 raise
             path.unlink()
             listener.bind(str(path))
@@ -250,7 +250,8 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _answered(path: Path) -> bool:
+def answered(path: Path) -> bool:
+    """Whether somebody listens at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1.0)
         return client.connect_ex(str(path)) != errno.ECONNREFUSED
