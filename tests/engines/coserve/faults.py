@@ -45,6 +45,7 @@ def register() -> None:
     before(head.Head, "part", "head", lambda: broken("the head broke"))
     before(seam.Seam, "_copy", "copy", lambda: broken("rows were not copied"))
     before(seam.Seam, "_hold", "hold", lambda: broken("no block can be held"))
+    before(seam.Seam, "swap", "swap", lambda: broken("keys and values cannot be copied"))
     before(seam.Seam, "sample", "sample", lambda: broken("the cache cannot be read"))
     before(riding.Riding, "begin", "ride", lambda: broken("a sample does not ride"))
     before(adapters.Adapter, "step_layers", "optimizer", lambda: broken("the optimizer broke"))

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -18,10 +19,11 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ablations
 import faults
 import rig
 import tiny
@@ -39,8 +41,8 @@ NEAR = 1e-4
 #: How far the adapter may end from PEFT's, of its largest value, and a loss of it.
 ADAPTER, LOSS = 1e-4, 1e-4
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-#: A promise that leaves room on a machine that others use.
-PROMISE = "tpot=400ms,ttft=4s,margin=5%,activations=600"
+#: A promise that is kept on a machine that others use: nothing is trained beside users who are late. Time is not judged.
+PROMISE = "tpot=5s,ttft=60s,margin=5%,activations=600"
 
 
 class Figures:
@@ -162,6 +164,10 @@ class Judge:
         figures, client = self.figures, server.client()
         client.call("open", adapter="mine", rank=8, alpha=32, targets=TARGETS, seed=3)
         client.call("save", adapter="mine", path=str(self.folder / "begin"))
+        # What is asked again when it is trained: the prefix cache has these prompts by older weights.
+        prompts = [rig.tokens(self.rng, self.rng.randint(40, 90)) for _ in range(3)]
+        for prompt in prompts:
+            server.ask(prompt, 12, "mine")
         users = Users(server, asks)
         users.start()
         found = []
@@ -178,7 +184,7 @@ class Judge:
         flat = [torch.cat([values[name].flatten() for name in sorted(ours)]) for values in (ours, theirs)]
         figures.hold(set(ours) == set(theirs), "the saved adapter has other tensors than PEFT's")
         figures.see("adapter_worst", ((flat[0] - flat[1]).abs().max() / flat[1].abs().max()).item(), ADAPTER)
-        self._answers(server, "mine", self.folder / "end")
+        self._answers(server, "mine", self.folder / "end", prompts)
         client.call("close", adapter="mine")
         client.close()
 
@@ -202,12 +208,11 @@ class Judge:
             optimizer.zero_grad()
         return {name.replace(".default", ""): p.detach() for name, p in trained.items()}
 
-    def _answers(self, server: Server, name: str, saved: Path) -> None:
+    def _answers(self, server: Server, name: str, saved: Path, prompts: list[list[int]]) -> None:
         """The model's name answers as PEFT does with the saved adapter."""
         base = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
         peft = PeftModel.from_pretrained(base, str(saved))
-        for _ in range(3):
-            prompt = rig.tokens(self.rng, self.rng.randint(5, 90))
+        for prompt in prompts:
             answer = server.ask(prompt, 12, name)
             self.figures.counts["adapter_answers"] += 1
             self.figures.hold(right(peft, prompt, answer), f"{name} answers with another token than PEFT")
@@ -256,6 +261,8 @@ class Judge:
         """A fault at each seam: the call fails in a line, serving goes on, nothing is lost, and the next call is right."""
         figures, client = self.figures, server.client()
         switch = Path(os.environ[faults.VARIABLE])
+        # Of several windows.
+        long = [datum(rig.tokens(self.rng, 80)) for _ in range(2)]
         client.call("open", adapter="faulty", rank=4, alpha=4, targets=["q_proj", "up_proj"], seed=1)
         users = Users(server, asks, 0.02)
         users.start()
@@ -266,7 +273,7 @@ class Judge:
             if call == "publish":
                 client.call("step", adapter="faulty", lr=RATE)
             more: dict[str, Any] = {
-                "forward": {"data": self.data[1], "loss": "cross_entropy", "backward": True},
+                "forward": {"data": long, "loss": "cross_entropy", "backward": True},
                 "step": {"lr": RATE},
                 "save": {"path": str(self.folder / f"fault-{fault}")},
             }.get(call, {})
@@ -358,6 +365,13 @@ class Judge:
             ("bad_request", "encode", {"text": "a", "messages": []}),
         ]
         other.call("open", adapter="good", **opened)
+        scaled = self.folder / "scaled"
+        other.call("save", adapter="good", path=str(scaled))
+        config = json.loads((scaled / "adapter_config.json").read_text())
+        (scaled / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True}))
+        calls.append(("bad_request", "load", {"adapter": "good", "path": str(scaled)}))
+        calls.append(("rank", "load", {"adapter": "good", "path": str(self.folder / "begin")}))
+        calls.append(("io", "load", {"adapter": "good", "path": str(self.folder / "begin"), "optimizer": True}))
         for kind, method, more in calls:
             self.figures.hold(refused(other, method, kind, **more), f"{method} with {json.dumps(more)[:80]} is not {kind}")
         other.call("close", adapter="good")
@@ -372,32 +386,58 @@ class Judge:
         figures, client = self.figures, server.client()
         prompts = [rig.tokens(self.rng, 84) for _ in range(5)]
         before = [server.ask(prompt, 12) for prompt in prompts]
-        data = [datum(rig.tokens(self.rng, 200)) for _ in range(2)]
-        losses = []
-        for among in (False, True):
-            client.call("open", adapter="crowded", rank=4, alpha=4, targets=["q_proj", "v_proj"], seed=1)
-            swapped, until = 0, time.monotonic() + 120
-            while not losses or (among and not swapped and time.monotonic() < until):
-                call = client.send("forward", adapter="crowded", data=data, loss="cross_entropy", backward=True)
-                if among:
-                    asks = zip(prompts, before, strict=True)
-                    others = [threading.Thread(target=self._answered, args=(server, *each)) for each in asks]
-                    for other in others:
-                        other.start()
-                    for other in others:
-                        other.join(300)
-                losses.append(client.wait(call)["loss"])
-                client.call("zero", adapter="crowded")
-                other_end = server.client()
-                swapped = other_end.call("status")["adapters"][0]["swapped"]
-                other_end.close()
-            client.call("close", adapter="crowded")
-        figures.counts["swapped"] += swapped
-        figures.hold(swapped > 0, "no sample gave its blocks to users")
+        data = [datum(rig.tokens(self.rng, 190)) for _ in range(6)]
+        found: list[tuple[float, float]] = []
+        more = {"adapter": "crowded", "data": data, "loss": "cross_entropy", "backward": True}
+        client.call("open", adapter="crowded", rank=4, alpha=4, targets=["q_proj", "v_proj"], seed=1)
+        for _ in self._until(server, crowd := []):
+            call = client.send("forward", **more)
+            if found:
+                self._crowd(server, crowd, prompts, before)
+            loss = client.wait(call)["loss"]
+            # A step of no length: what it measures is the gradient.
+            found.append((loss, client.call("step", adapter="crowded", lr=0.0, weight_decay=0.0)["gradient_norm"]))
+        for name, values in zip(("crowded_loss_worst", "crowded_gradient_worst"), zip(*found, strict=True), strict=True):
+            figures.see(name, max(abs(value - values[0]) / values[0] for value in values), 1e-4)
         figures.hold(server.metric("vllm:num_preemptions_total") == 0, "a request was preempted in a crowd")
-        figures.see("crowded_worst", max(abs(loss - losses[0]) / losses[0] for loss in losses), 1e-4)
+        # The same where what is given away cannot be copied.
+        switch, failed = Path(os.environ[faults.VARIABLE]), ""
+        switch.write_text("swap")
+        until = time.monotonic() + 60
+        while not failed and time.monotonic() < until:
+            call = client.send("forward", **more)
+            self._crowd(server, [], prompts, before)
+            try:
+                client.wait(call)
+            except Failed as error:
+                failed = error.kind
+            client.call("zero", adapter="crowded")
+        switch.unlink()
+        figures.counts["faults"] += 1
+        figures.hold(failed == "fault", f"a sample that cannot be copied is {failed or 'nothing'}")
+        client.call("close", adapter="crowded")
         client.close()
         self.nothing_left(server, "the crowd")
+
+    def _until(self, server: Server, crowd: list[int]) -> Iterator[None]:
+        """Again and again, until a sample gave its blocks to a crowd, or two minutes have passed."""
+        client, until = server.client(), time.monotonic() + 120
+        swapped = 0
+        while not swapped and time.monotonic() < until:
+            yield
+            swapped = next(each["swapped"] for each in client.call("status")["adapters"] if each["name"] == "crowded")
+        client.close()
+        self.figures.counts["swapped"] += swapped
+        self.figures.hold(swapped > 0 and bool(crowd), "no sample gave its blocks to users")
+
+    def _crowd(self, server: Server, crowd: list[int], prompts: list[list[int]], before: list[list[int]]) -> None:
+        asks = zip(prompts, before, strict=True)
+        others = [threading.Thread(target=self._answered, args=(server, *each)) for each in asks]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join(300)
+        crowd.append(len(others))
 
     def _answered(self, server: Server, prompt: list[int], before: list[int]) -> None:
         answer = server.ask(prompt, len(before))
@@ -500,39 +540,112 @@ def all_of(judge: Judge, given: argparse.Namespace) -> None:
         judge.figures.hold(not server.path.exists(), "a server that was stopped left its socket")
     finally:
         server.kill()
+    untouched(judge)
+
+
+def untouched(judge: Judge) -> None:
+    """A variable that nobody understands is one line, and the engine serves."""
+    server = Server(judge.model, judge.folder / "untouched", "tpot=fast")
+    try:
+        prompt = rig.tokens(judge.rng, 20)
+        judge.figures.hold(right(judge.base, prompt, server.ask(prompt, 12)), "a server without training answers wrong")
+        lines = [line for line in server.said("Tidegate trains") if "TIDEGATE_TUNE: tpot=fast" in line]
+        judge.figures.hold(len(lines) == 1 == len(server.said("Tidegate")), f"a bad value is said by {lines}")
+        judge.figures.hold(not server.path.exists(), "there is a socket without training")
+    finally:
+        server.kill()
 
 
 def smoke(judge: Judge, given: argparse.Namespace) -> None:
-    """A few steps in this process."""
-    engine = Inside(judge.model, judge.folder / "inside", PROMISE)
+    """A few steps in this process; with ``--inside`` all that needs no other one."""
+    os.environ[faults.VARIABLE] = str(judge.folder / "fault")
+    engine = Inside(judge.model, judge.folder / "inside", f"{PROMISE},chunk=32", 43)
 
     def run() -> None:
-        judge.exact(engine, asked(engine, judge.rng, 2), min(given.steps, 4))
+        asks = asked(engine, judge.rng, 2)
+        judge.exact(engine, asks, given.steps if given.inside else min(given.steps, 4))
         judge.nothing_left(engine, "some steps")
+        if given.inside:
+            judge.several(engine)
+            judge.leaving(engine)
+            judge.faulty(engine, asks, list(faults.FAULTS))
+            judge.crowded(engine)
+            judge.ended(engine)
 
     engine.run(run)
     engine.end()
     judge.figures.hold(not engine.path.exists(), "an engine that ended left its socket")
 
 
+def kept() -> None:
+    """A step leaves its gradient behind."""
+    from tidegate_engines.vllm.coserve.job import Job
+
+    Job._stepped = lambda self: setattr(self, "_stale", True)
+
+
+def stale() -> None:
+    """Samples ride with the weights of before the last step."""
+    from tidegate_engines.vllm.coserve.job import Job
+
+    Job._rewrite = lambda self: None
+
+
+def unfiltered() -> None:
+    """A sample's request is ended nowhere: its blocks stay held."""
+    from tidegate_engines.vllm.coserve.riding import Riding
+
+    Riding.end = lambda self, name: None
+
+
+def in_any_order() -> None:
+    """Each sample's gradient takes the place of the one before."""
+    from tidegate_engines.vllm.coserve import units
+    from tidegate_engines.vllm.coserve.job import Job
+
+    def added(self: Job) -> units.Gradients:
+        self.gradients = units.gradients(self.adapter.layers)
+        return self.gradients
+
+    Job._added = added
+
+
+#: What may be left out, beside what ``coserve exact`` leaves out: each must make the smoke fail.
+CLAUSES: dict[str, Callable[[], None]] = {
+    "kept": kept,
+    "stale": stale,
+    "ended": unfiltered,
+    "added": in_any_order,
+    **{name: ablations.CLAUSES[name] for name in ("copy", "key", "layer", "scale")},
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="coserve service", description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a few steps in this process")
+    parser.add_argument("--inside", action="store_true", help="all that needs no other process, in this one")
+    parser.add_argument("--without", choices=sorted(CLAUSES), help="a clause of the plugin is left out of the smoke")
     parser.add_argument("--steps", type=int, default=20, help="of AdamW")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if given.without:
+        given.smoke = True
+        CLAUSES[given.without]()
+    # Its servers have sessions of their own, and end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.filterwarnings("ignore")
     torch.manual_seed(given.seed)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="coserve-") as folder:
         judge = Judge(Path(folder), given)
         try:
-            (smoke if given.smoke else all_of)(judge, given)
-        except Exception as error:  # noqa: BLE001 # it is said beside what was found
+            (smoke if given.smoke or given.inside else all_of)(judge, given)
+        except BaseException as error:  # noqa: BLE001 # it is said beside what was found, also where a signal ends this
             traceback.print_exc()
             judge.figures.wrong.append(f"{type(error).__name__}: {error}")
             for log in Path(folder).glob("*/log"):
-                print(log.read_text(errors="replace")[-6000:], file=sys.stderr)
+                lines = log.read_text(errors="replace").splitlines()
+                print("\n".join([line for line in lines if "Tidegate" in line or "Error" in line][-40:]), file=sys.stderr)
     figures = judge.figures
     line = {"what": "service", "version": os.environ["COSERVE_VERSION"], "runner": os.environ["COSERVE_RUNNER"]}
     line |= {"seed": given.seed, "wrong": len(figures.wrong), **figures.worst, **figures.counts}
