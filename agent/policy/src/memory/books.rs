@@ -28,6 +28,8 @@ pub(super) struct Rank {
     reclaimable: bool,
     /// Per stripe: no memory of its own stands behind it.
     lacks: Vec<bool>,
+    /// Bytes of the stripes that do not lack it. A sum that stops at the largest number could not be taken from again.
+    backed: u128,
     /// What stood behind it at its birth.
     claimed: Bytes,
 }
@@ -141,15 +143,18 @@ impl Books {
             fixed,
             reclaimable: reclaimable && alike,
             lacks: lacks.collect(),
+            backed: 0,
             claimed: Bytes::ZERO,
         };
+        rank.backed = rank.counted(layout);
         if !alike {
             // Nothing of it is ever taken, so all it holds is fixed.
-            rank.fixed = rank.held(layout);
+            rank.fixed = rank.held();
             rank.lacks.clear();
+            rank.backed = 0;
         }
         rank.claimed = rank.claims(layout);
-        ledger.adopt(session, Place::Offline, rank.held(layout));
+        ledger.adopt(session, Place::Offline, rank.held());
         for (lacking, lacks) in self.losses.lacking.iter_mut().zip(&rank.lacks) {
             *lacking += u32::from(*lacks);
         }
@@ -236,11 +241,10 @@ impl Books {
 
     /// A cache of a process is gone, or all of them; its memory is nobody's.
     pub fn unregister(&mut self, session: SessionId, kv: Option<KvId>, ledger: &mut Ledger) {
-        let layout = self.holders.layout().clone();
         self.drop_ranks(|rank| {
             let goes = rank.session == session && kv.is_none_or(|kv| kv == rank.kv);
             if goes {
-                ledger.shift(session, Place::Offline, Place::Free, rank.held(&layout));
+                ledger.shift(session, Place::Offline, Place::Free, rank.held());
                 // Whatever it was moving is void.
                 for place in [Place::Quarantined, Place::InFlight] {
                     let moving = ledger.account(session).at(place);
@@ -329,7 +333,7 @@ impl Books {
         let ranks = self.ranks.iter().filter(|rank| rank.gpu == gpu);
         let fixed = ranks.map(|rank| match open {
             true => rank.fixed,
-            false => rank.held(self.holders.layout()),
+            false => rank.held(),
         });
         fixed.sum()
     }
@@ -470,7 +474,7 @@ impl Books {
                 match (direction, lacked, done) {
                     (Direction::Reclaim, false, true) => {
                         ledger.shift(session, Place::Quarantined, Place::Free, bytes);
-                        rank.set_lacks(*stripe, true, lacking);
+                        rank.set_lacks((*stripe, bytes), true, lacking);
                         if let Some(lost) = lost.get_mut(stripe.0 as usize) {
                             *lost = log.max(*lost);
                         }
@@ -480,7 +484,7 @@ impl Books {
                     }
                     (Direction::Restore, true, true) => {
                         ledger.shift(session, Place::InFlight, Place::Offline, bytes);
-                        rank.set_lacks(*stripe, false, lacking);
+                        rank.set_lacks((*stripe, bytes), false, lacking);
                     }
                     (Direction::Restore, true, false) => {
                         ledger.shift(session, Place::InFlight, Place::Free, bytes);
@@ -538,13 +542,17 @@ impl Books {
 
 impl Rank {
     /// What stands behind it.
-    fn held(&self, layout: &Layout) -> Bytes {
-        (0u32..)
-            .zip(&self.lacks)
-            .filter(|stripe| !stripe.1)
-            .map(|stripe| layout.bytes(StripeId(stripe.0)))
-            .sum::<Bytes>()
-            .plus(self.fixed)
+    fn held(&self) -> Bytes {
+        Bytes(u64::try_from(self.backed).unwrap_or(u64::MAX)).plus(self.fixed)
+    }
+
+    /// What [`Self::backed`] is, stripe by stripe.
+    fn counted(&self, layout: &Layout) -> u128 {
+        let stripes = (0u32..).map(StripeId).zip(&self.lacks);
+        let backed = stripes.filter(|(_, lacks)| !**lacks);
+        backed
+            .map(|(stripe, _)| u128::from(layout.bytes(stripe).0))
+            .sum()
     }
 
     /// What stood behind it at its birth.
@@ -561,10 +569,14 @@ impl Rank {
     }
 
     /// It was otherwise before.
-    fn set_lacks(&mut self, stripe: StripeId, lacks: bool, lacking: &mut [u32]) {
-        let nth = stripe.0 as usize;
+    fn set_lacks(&mut self, (stripe, bytes): (StripeId, Bytes), lacks: bool, lacking: &mut [u32]) {
+        let (nth, bytes) = (stripe.0 as usize, u128::from(bytes.0));
         if let (Some(known), Some(ranks)) = (self.lacks.get_mut(nth), lacking.get_mut(nth)) {
-            *ranks = if lacks { *ranks + 1 } else { *ranks - 1 };
+            if lacks {
+                (*ranks, self.backed) = (*ranks + 1, self.backed - bytes);
+            } else {
+                (*ranks, self.backed) = (*ranks - 1, self.backed + bytes);
+            }
             *known = lacks;
         }
     }
