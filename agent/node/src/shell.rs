@@ -342,13 +342,19 @@ impl Shell {
         if !self.may_step() {
             return;
         }
-        self.memory.shares_stale |= matches!(event, Event::Memory(_) | Event::Terms { .. });
+        let one_of_many = event.is_one_of_many();
+        let of_shares = matches!(event, Event::Memory(_) | Event::Terms { .. });
+        self.memory.shares_stale |= of_shares;
         let now = Instant::from_nanos(self.time.now);
         let mut effects = std::mem::take(&mut self.flow.effects);
         effects.clear();
         self.policy.step(event, now, &mut effects);
         if let Some(recorder) = &mut self.ports.recorder {
             recorder.stepped(&event, now, &effects);
+        }
+        if one_of_many {
+            self.flow.effects = effects;
+            return;
         }
         self.carry_out_all(effects);
     }

@@ -114,7 +114,9 @@ impl Node {
     /// Takes one event and appends what must be done. `now` never goes back.
     pub fn step(&mut self, event: Event<'_>, now: Instant, out: &mut Vec<Effect>) {
         self.take(event, now, out);
-        self.finish_step(event == Event::Tick, now, out);
+        if !event.is_one_of_many() {
+            self.finish_step(event == Event::Tick, now, out);
+        }
     }
 
     /// Goes on with other settings, as if it had been made with them, save what was learnt. What gates

@@ -12,6 +12,7 @@ use crate::session::Held;
 use std::sync::Arc;
 use tidegate_abi::rm::Status;
 use tidegate_abi::uuid::Uuid;
+use tidegate_policy::event::Event;
 use tidegate_policy::ids::{GpuSet, SessionId};
 
 /// Items of a long message that are taken before the doorbells are read again.
@@ -93,6 +94,9 @@ impl Shell {
                 self.look_up();
             }
             self.step(event);
+        }
+        if matches!(said, MemorySaid::Requests { .. }) {
+            self.step(Event::Tick);
         }
         if matches!(said, MemorySaid::Moved { .. }) {
             let session = SessionId(id);

@@ -216,6 +216,16 @@ pub enum Event<'a> {
     Tick,
 }
 
+impl Event<'_> {
+    /// Whether a process says it in a list of thousands: which blocks a request holds. The node only takes such an event.
+    /// Whoever told it the last one of a list follows with [`Event::Tick`], at which the node decides.
+    #[must_use]
+    pub const fn is_one_of_many(&self) -> bool {
+        use MemoryEvent::{Forgotten, Published};
+        matches!(self, Self::Memory(Published { .. } | Forgotten { .. }))
+    }
+}
+
 impl<'a> From<MemoryEvent<'a>> for Event<'a> {
     fn from(event: MemoryEvent<'a>) -> Self {
         Self::Memory(event)

@@ -86,6 +86,10 @@ impl Bench {
             self.buffer.clear();
             let mut buffer = std::mem::take(&mut self.buffer);
             self.node.step(event, now, &mut buffer);
+            if event.is_one_of_many() {
+                assert!(buffer.is_empty(), "{event:?}: {buffer:?}");
+                self.node.step(Event::Tick, now, &mut buffer);
+            }
             self.carry_out(&buffer, &mut todo);
             self.buffer = buffer;
         }
