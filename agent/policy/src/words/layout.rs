@@ -17,6 +17,7 @@
 
 use crate::words::ids::{BlockId, Bytes, StripeId};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 /// Consecutive blocks of one layer, placed evenly. Its first byte begins a handle.
@@ -196,6 +197,10 @@ impl Layout {
             handle,
             ..Inner::default()
         };
+        let stripes = stripes.into_iter();
+        let least = stripes.size_hint().0;
+        inner.runs.reserve_exact(2 * least);
+        inner.cuts.reserve_exact(least);
         let mut first = 0u32;
         for (handles, block, blocks) in stripes {
             let count = handles;
@@ -340,55 +345,69 @@ impl Inner {
 
     /// Finds out, in O(n log n) for n runs, which stripes each block lies in.
     fn finish(mut self) -> Layout {
-        // Where a stripe's blocks begin and end: (block, begins, stripe).
-        let mut edges: Vec<(u32, bool, u32)> = Vec::new();
+        // Where the blocks of stripes begin, and where they end: most caches list both in order.
+        let [mut begins, mut ends] = [(); 2].map(|()| Vec::with_capacity(self.cuts.len()));
         for stripe in (0u32..).take(self.cuts.len()) {
             let (_, blocks) = self.runs_of(StripeId(stripe)).unwrap_or_default();
             for run in blocks.iter().filter(|run| run.count > 0) {
-                edges.push((run.first, true, stripe));
-                edges.push((run.end(), false, stripe));
+                begins.push(edge(run.first, stripe));
+                ends.push(edge(run.end(), stripe));
             }
         }
-        edges.sort_unstable();
+        begins.sort_unstable();
+        ends.sort_unstable();
+        let mut begins = begins.into_iter().peekable();
         let mut open: BTreeMap<u32, u32> = BTreeMap::new();
         let mut from = 0;
-        for (block, begins, stripe) in edges {
-            let ends = open.first_key_value().zip(open.last_key_value());
-            if let Some(((&first, _), (&last, _))) = ends
-                && from < block
-            {
-                let blocks = Run {
-                    first: from,
-                    count: block - from,
-                };
-                match self.segments.last_mut() {
-                    Some(known)
-                        if known.blocks.end() == from
-                            && (known.first, known.last) == (first, last) =>
-                    {
-                        known.blocks.count += blocks.count;
-                    }
-                    _ => self.segments.push(Segment {
-                        blocks,
-                        first,
-                        last,
-                    }),
-                }
+        // No run is empty, so the last edge is an end.
+        for end in ends {
+            while let Some(begin) = begins.next_if(|begin| *begin >> 32 < end >> 32) {
+                self.border(&open, &mut from, begin);
+                *open.entry(narrow(begin & u64::from(u32::MAX))).or_default() += 1;
             }
-            from = block;
-            let runs = open.entry(stripe).or_default();
-            if begins {
-                *runs += 1;
-            } else {
-                *runs -= 1;
-                if *runs == 0 {
-                    open.remove(&stripe);
+            self.border(&open, &mut from, end);
+            let stripe = narrow(end & u64::from(u32::MAX));
+            if let Entry::Occupied(mut runs) = open.entry(stripe) {
+                *runs.get_mut() -= 1;
+                if *runs.get() == 0 {
+                    runs.remove();
                 }
             }
         }
         self.segments.shrink_to_fit();
         Layout(Arc::new(self))
     }
+
+    /// The blocks from `from` up to that of `edge` lie in the stripes that are open.
+    fn border(&mut self, open: &BTreeMap<u32, u32>, from: &mut u32, edge: u64) {
+        let block = narrow(edge >> 32);
+        let first = core::mem::replace(from, block);
+        let stripes = open.first_key_value().zip(open.last_key_value());
+        let Some(((&least, _), (&most, _))) = stripes.filter(|_| first < block) else {
+            return;
+        };
+        let blocks = Run {
+            first,
+            count: block - first,
+        };
+        match self.segments.last_mut() {
+            Some(known)
+                if known.blocks.end() == first && (known.first, known.last) == (least, most) =>
+            {
+                known.blocks.count += blocks.count;
+            }
+            _ => self.segments.push(Segment {
+                blocks,
+                first: least,
+                last: most,
+            }),
+        }
+    }
+}
+
+/// A border of blocks, and the stripe that it is of: ascending by block, then by stripe.
+fn edge(block: u32, stripe: u32) -> u64 {
+    u64::from(block) << 32 | u64::from(stripe)
 }
 
 fn narrow(value: u64) -> u32 {
