@@ -1,7 +1,8 @@
 //! What processes may say: every message is charged here, by what it costs, before the control thread hears of it.
 //!
-//! The unit is one small message. A list costs by its items, text by its bytes ([`cost`]), each about as much more as it
-//! keeps the control thread, or the prover, busier than a note does. A session has `limits.messages_per_second` of them and
+//! The unit is one small message, the dearest of those that list nothing. A list costs by its items, text by its bytes
+//! ([`cost`]), each about as much more as it keeps the control thread, or the prover, busier. What items cost is measured
+//! ([`prices`]). A session has `limits.messages_per_second` of them and
 //! a tenant [`TENANT`] times as many, each with [`BURST_S`] second's worth in advance. Who has used them up is read slower: the
 //! messages wait in its own connection, and nobody else's. What costs more than [`MOST`] is refused, and so is its
 //! stream. So is a cache beyond those of a session ([`CACHES`]), or beyond the stripes that a tenant may have described at a
@@ -10,9 +11,12 @@
 //!
 //! Decisions are [`Account`]'s; [`Budget`] and [`Purse`] keep one for each tenant and session.
 
+pub mod prices;
+
 use crate::grpc::rooms::Room;
 use crate::inbox::Ahead;
 use crate::watch::refusals::Refusals;
+use prices::{BLOCK, CACHED, CHANGE, RUN, STRIPE};
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,24 +25,12 @@ use tidegate_node::kinds::Tenant;
 use tidegate_proto::v1::client_event::Event;
 use tokio::sync::Semaphore;
 
-/// Cost of the smallest message.
+/// Cost of a message that lists nothing.
 const MESSAGE: u64 = 1_000;
-/// Of a change to a process' RM objects: the shell looks it up, and prepares calls anew.
-const CHANGE: u64 = MESSAGE;
-/// Of a look at a file of the process: several system calls of the prover's.
+/// Bytes that cost one thousandth of a message: they also pass the socket and HTTP/2.
+pub const BYTES: u64 = 4;
+/// Of a look at a file of the process: several system calls of the prover's, which is a thread of its own.
 const FILE: u64 = 20 * MESSAGE;
-/// Of a request with blocks, or a run of blocks that a cache lies on: a place in a tree.
-const RUN: u64 = MESSAGE / 5;
-/// Of a block that a request holds, beside its bytes: a place in a list that is sorted.
-const BLOCK: u64 = 5;
-/// Of a cache, beside what it lists: everything that was known of it goes, and all shares are told anew.
-const CACHED: u64 = 3 * MESSAGE;
-/// Of what has a process' part of memory settled anew.
-const SETTLED: u64 = MESSAGE;
-/// Of a stripe of a cache, or one that was moved: a place in several lists.
-const STRIPE: u64 = 7;
-/// Bytes that cost one thousandth of a message.
-const BYTES: u64 = 4;
 
 /// How long what is allowed adds up, s.
 const BURST_S: u64 = 1;
@@ -72,7 +64,7 @@ const TENANT_AHEAD: usize = 4 * AHEAD;
 const SLOWED: &str = "too many messages: they are read slower";
 const REFUSED: &str = tidegate_proto::BEYOND_BOUNDS;
 
-/// What a message costs, in thousandths of the smallest.
+/// What a message costs, in thousandths of one that lists nothing.
 #[must_use]
 pub fn cost(event: &Event) -> u64 {
     let items = match event {
@@ -89,7 +81,7 @@ pub fn cost(event: &Event) -> u64 {
         Event::Reclaimed(done) => STRIPE * count(&done.stripes),
         Event::Restored(done) => STRIPE * count(&done.stripes),
         Event::ControlFile(_) | Event::UvmFile(_) | Event::BeatPage(_) => FILE,
-        Event::Usage(_) | Event::Demand(_) | Event::KvGone(_) => SETTLED,
+        Event::KvGone(_) => CACHED,
         _ => 0,
     };
     MESSAGE + items + event.encoded_len() as u64 / BYTES
@@ -396,7 +388,7 @@ mod tests {
     fn a_message_of_many_items_costs_as_much_as_many_messages() {
         let smallest = cost(&changes(0));
         assert!((MESSAGE..MESSAGE + 10).contains(&smallest), "{smallest}");
-        assert!(cost(&changes(1_000)) > 1_000 * MESSAGE);
+        assert_eq!(cost(&changes(1_000)) / 1_000, CHANGE + 1 + 2 / BYTES);
         let all = Event::Requests(v1::Requests {
             set: vec![v1::RequestBlocks {
                 blocks: vec![1 << 20; 100_000],
@@ -404,20 +396,17 @@ mod tests {
             }],
             ..v1::Requests::default()
         });
-        assert!(
-            cost(&all) > 100 * MESSAGE && cost(&all) < 800 * MESSAGE,
-            "{}",
-            cost(&all)
-        );
+        let least = 100_000 * BLOCK;
+        assert!((least..least + 800 * MESSAGE).contains(&cost(&all)));
     }
 
     #[test]
-    fn what_a_process_may_have_fits_a_burst_and_ten_times_that_does_not() {
+    fn what_a_process_may_have_fits_a_burst_and_what_is_beyond_all_bounds_does_not() {
         let mut account = Account::default();
         let snapshot = cost(&changes(2 * tidegate_node::session::CHANNELS));
         assert_eq!(account.charge(snapshot, PER_SECOND, 0), Verdict::Now);
-        assert_eq!(account.charge(10 * snapshot, PER_SECOND, 0), Verdict::Never);
-        let again = account.charge(snapshot, PER_SECOND, 0);
+        assert_eq!(account.charge(MOST + 1, PER_SECOND, 0), Verdict::Never);
+        let again = account.charge(PER_SECOND * MESSAGE, PER_SECOND, 0);
         assert!(matches!(again, Verdict::After(_)), "{again:?}");
     }
 
@@ -551,11 +540,11 @@ mod tests {
         for _ in 0..64 {
             let mut purse = budget.purse(&greedy, 4_096);
             while matches!(purse.pay(&note, now), Ok(None)) {
-                paid += 1_000;
+                paid += cost(&note);
             }
         }
-        assert!(paid <= TENANT * PER_SECOND, "{paid}");
-        assert!(paid >= (TENANT - 1) * PER_SECOND, "{paid}");
+        assert!(paid <= TENANT * PER_SECOND * MESSAGE, "{paid}");
+        assert!(paid >= (TENANT - 1) * PER_SECOND * MESSAGE, "{paid}");
         assert_eq!(budget.purse(&other, 4_096).pay(&note, now), Ok(None));
         let named = budget.refusals.rows();
         assert_eq!(
@@ -570,7 +559,8 @@ mod tests {
         let (tenant, note) = (Tenant::User(70_000), changes(2_000));
         let now = crate::clock::now_ns();
         for _ in 0..TENANT * 2 {
-            let _ = budget.purse(&tenant, 4_096).pay(&note, now);
+            let mut purse = budget.purse(&tenant, 4_096);
+            while matches!(purse.pay(&note, now), Ok(None)) {}
         }
         let mut again = budget.purse(&tenant, 4_096);
         assert!(matches!(again.pay(&note, now), Ok(Some(_))));

@@ -33,6 +33,7 @@ mod joblog;
 mod journal;
 mod node;
 mod page;
+pub mod prices;
 mod sessions;
 mod spent;
 mod status;

@@ -117,6 +117,7 @@ pub struct Node {
     before: Vec<u64>,
     disabled: BTreeSet<(u32, u32)>,
     longest_turn: Duration,
+    acted: Duration,
     /// Memory that was held when the hostile process had said nothing yet.
     begun: usize,
 }
@@ -236,6 +237,7 @@ impl Node {
             before: vec![0; WORDS],
             disabled: BTreeSet::new(),
             longest_turn: Duration::ZERO,
+            acted: Duration::ZERO,
             begun: 0,
         };
         node.control.begin();
@@ -330,6 +332,21 @@ impl Node {
         self.mailbox.put(input);
     }
 
+    /// The agent takes turns until it has heard everything; who stands around it waits for [`Self::settle`].
+    pub fn turn(&mut self) {
+        let begun = spent::time();
+        self.control.turn();
+        while self.control.has_input() {
+            self.control.turn();
+        }
+        self.acted += spent::time() - begun;
+    }
+
+    /// Processor time of all turns so far.
+    pub const fn acted(&self) -> Duration {
+        self.acted
+    }
+
     /// The agent takes turns until nobody has anything more to say.
     pub fn settle(&mut self) {
         for round in 0.. {
@@ -340,7 +357,9 @@ impl Node {
             }
             let begun = spent::time();
             self.control.turn();
-            self.longest_turn = self.longest_turn.max(spent::time() - begun);
+            let took = spent::time() - begun;
+            self.acted += took;
+            self.longest_turn = self.longest_turn.max(took);
             self.look_at_pages();
             // A turn that another program interrupted leaves messages for the next.
             if !self.answer() && !self.control.has_input() {
