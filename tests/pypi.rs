@@ -159,6 +159,22 @@ fn the_grpcurl_example_of_the_readme_reads_the_status() {
     assert_eq!(status["gpus"].as_array().map(Vec::len), Some(1), "{out}");
 }
 
+/// Kubernetes' own schemas of that version know every field of these manifests, and miss none. So many are of its kinds.
+#[track_caller]
+fn assert_valid(python: &Path, manifests: &Path, version: &str, known: usize) {
+    let output = Command::new(python.with_file_name("kubernetes-validate"))
+        .args(["--strict", "-k", version])
+        .arg(manifests)
+        .output()
+        .expect("it is installed");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    let passed = said.lines().filter(|line| line.contains(" passed for "));
+    let name = manifests.display();
+    assert!(output.status.success(), "{name}, {version}: {said}");
+    assert_eq!(passed.count(), known, "{name}, {version}: {said}");
+}
+
 /// P-OPERATE-20: Kubernetes' own schemas know every field of the example manifests, and miss none. Of kinds of other
 /// projects they know nothing.
 #[test]
@@ -175,16 +191,120 @@ fn kubernetes_takes_the_manifests_of_the_examples() {
     ] {
         // The oldest whose users still have support, and the newest that the schemas are of.
         for version in ["1.33.0", "1.37.0"] {
-            let output = Command::new(python.with_file_name("kubernetes-validate"))
-                .args(["--strict", "-k", version])
-                .arg(examples.join(manifest))
-                .output()
-                .expect("it is installed");
-            let said = String::from_utf8_lossy(&output.stdout).into_owned()
-                + &String::from_utf8_lossy(&output.stderr);
-            let passed = said.lines().filter(|line| line.contains(" passed for "));
-            assert!(output.status.success(), "{manifest}, {version}: {said}");
-            assert_eq!(passed.count(), known, "{manifest}, {version}: {said}");
+            assert_valid(&python, &examples.join(manifest), version, known);
         }
+    }
+}
+
+/// What Helm makes of the chart with these values, or why it refuses them.
+fn rendered(python: &Path, dir: &Path, values: &Value) -> Result<String, String> {
+    let file = dir.join("values.json");
+    std::fs::write(&file, values.to_string()).expect("the directory is ours");
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/packaging/chart");
+    let mut command = Command::new(python);
+    script(&mut command, "chart.py").arg(chart).arg(file);
+    let output = command.output().expect("Python starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(output.stdout));
+    }
+    Err(text(output.stderr))
+}
+
+/// The agent's configuration in the manifests of the chart.
+fn configuration(manifests: &str) -> String {
+    let (_, rest) = manifests.split_once("  agent.toml: |\n").expect("one");
+    let lines = rest.lines().map_while(|line| line.strip_prefix("    "));
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+/// P-OPERATE-31: Helm renders the chart to what Kubernetes and the agent take, and has no finding.
+#[test]
+fn helm_makes_of_the_chart_what_kubernetes_and_the_agent_take() {
+    let Some(python) = python() else {
+        return;
+    };
+    let dir = tidegate_tests::TempDir::new();
+    let all = serde_json::json!({
+        "inject": { "api": "v1" },
+        "metrics": { "serviceMonitor": true, "rules": true, "labels": { "release": "prometheus" } },
+        "rules": [
+            { "uid": 1001, "role": "offline", "weight": 4, "labels": { "a/b": "c", "d": "e\"f" } },
+            { "cgroup": "/kubepods.slice", "role": "online" },
+        ],
+        "config": "[gate]\ncooldown = \"20ms\"",
+    });
+    let beta = serde_json::json!({ "inject": { "api": "v1beta1" } });
+    for (values, versions, known) in [
+        (serde_json::json!({}), ["1.33.0", "1.37.0"], 3),
+        (all.clone(), ["1.36.0", "1.37.0"], 5),
+        (beta, ["1.34.0", "1.35.0"], 5),
+    ] {
+        let manifests = rendered(&python, dir.path(), &values).expect("Helm takes them");
+        let file = dir.path().join("manifests.yaml");
+        std::fs::write(&file, &manifests).expect("the directory is ours");
+        for version in versions {
+            assert_valid(&python, &file, version, known);
+        }
+        let toml = dir.path().join("agent.toml");
+        std::fs::write(&toml, configuration(&manifests)).expect("the directory is ours");
+        let checked = Command::new(tidegate_tests::built("tidegate"))
+            .args(["config", "check"])
+            .arg(&toml)
+            .output()
+            .expect("tidegate starts");
+        assert!(checked.status.success(), "{checked:?}\n{manifests}");
+    }
+    let manifests = rendered(&python, dir.path(), &all).expect("Helm takes them");
+    for part in [
+        "kind: ServiceMonitor",
+        "kind: PrometheusRule",
+        "TidegateAgentGone",
+        "release: prometheus",
+        "uid = 1001\n",
+    ] {
+        assert!(manifests.contains(part), "{part} is missing: {manifests}");
+    }
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/packaging/chart");
+    let mut command = Command::new(&python);
+    let output = script(&mut command, "chart.py")
+        .arg(&chart)
+        .arg("lint")
+        .output();
+    let output = output.expect("Python starts");
+    assert!(output.status.success(), "{output:?}");
+    let named = std::fs::read_to_string(chart.join("Chart.yaml")).expect("the chart has one");
+    for field in ["version", "appVersion"] {
+        let line = format!("\n{field}: {}\n", env!("CARGO_PKG_VERSION"));
+        assert!(
+            named.contains(&line),
+            "Chart.yaml: {field} is the workspace's"
+        );
+    }
+}
+
+/// P-OPERATE-31: values that cannot be right are refused, and named.
+#[test]
+fn helm_refuses_values_that_cannot_be_right() {
+    let Some(python) = python() else {
+        return;
+    };
+    let dir = tidegate_tests::TempDir::new();
+    for (values, named) in [
+        (
+            serde_json::json!({ "rules": [{ "qos": "besteffort", "role": "ofline" }] }),
+            "role",
+        ),
+        (
+            serde_json::json!({ "rules": [{ "role": "offline" }] }),
+            "rules",
+        ),
+        (serde_json::json!({ "metrics": { "port": 0 } }), "port"),
+        (serde_json::json!({ "inject": { "api": "v2" } }), "api"),
+        (serde_json::json!({ "metrcs": {} }), "metrcs"),
+        (serde_json::json!({ "paths": { "run": "run" } }), "run"),
+    ] {
+        let why = rendered(&python, dir.path(), &values).expect_err(named);
+        assert!(why.contains(named), "{why}");
     }
 }
