@@ -6,9 +6,11 @@ use crate::rm::{self, Objects};
 use crate::say::say;
 use crate::wire;
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,34 +48,56 @@ pub struct Peer {
     told: HashMap<usize, u64>,
 }
 
-/// The page, mapped for ever.
+/// The page, mapped as long as anything looks at it.
 #[derive(Debug)]
-struct Mapped(&'static Page, OwnedFd);
+struct Mapped {
+    at: NonNull<Page>,
+    file: OwnedFd,
+}
+
+// SAFETY: the page is of atomics, and mapped until it is dropped.
+unsafe impl Send for Mapped {}
+// SAFETY: likewise.
+unsafe impl Sync for Mapped {}
+
+impl Deref for Mapped {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        // SAFETY: mapped until it is dropped, and only reached as atomics.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this size, and nothing refers to it any more.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), tidegate_abi::page::BYTES) };
+    }
+}
 
 impl Mapped {
     fn of(file: &OwnedFd) -> Result<Self> {
         use std::os::fd::AsRawFd;
-        // SAFETY: a fresh shared mapping of a memfd that the agent has sealed at this size; never
-        // unmapped, and only reached as atomics.
-        let page = unsafe {
-            let at = libc::mmap(
+        // SAFETY: a fresh shared mapping of a memfd that the agent has sealed at this size.
+        let at = unsafe {
+            libc::mmap(
                 std::ptr::null_mut(),
                 tidegate_abi::page::BYTES,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
                 0,
-            );
-            if at == libc::MAP_FAILED {
-                return Err(text(std::io::Error::last_os_error()));
-            }
-            &*at.cast::<Page>()
+            )
         };
-        Ok(Self(page, file.try_clone().map_err(text)?))
+        let mapped = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
+        let at = mapped.ok_or_else(|| text(std::io::Error::last_os_error()))?;
+        let file = file.try_clone().map_err(text)?;
+        Ok(Self { at, file })
     }
 
     fn ring(&self) {
-        let bell = &self.0.process.doorbell;
+        let bell = &self.process.doorbell;
         bell.fetch_add(1, Ordering::Release);
         sys::futex_wake(bell);
     }
@@ -142,14 +166,14 @@ impl Peer {
             "word" => {
                 let slot: usize = number(words, 0)?;
                 let page = self.page()?;
-                page.0.devices[slot]
+                page.devices[slot]
                     .activity
                     .store(number(words, 1)?, Ordering::Release);
                 Ok(String::new())
             }
             "gate" => {
                 let slot: usize = number(words, 0)?;
-                let word = self.page()?.0.gates[slot].gate.load(Ordering::Acquire);
+                let word = self.page()?.gates[slot].gate.load(Ordering::Acquire);
                 let closed = word & tidegate_abi::page::GATE_STATE != 0;
                 Ok(if closed { "gate closed" } else { "gate open" }.to_owned())
             }
@@ -172,17 +196,17 @@ impl Peer {
                 let page = self.page()?;
                 let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
                 while monotonic_ns() < until {
-                    sys::futex_wake(&page.0.process.doorbell);
+                    sys::futex_wake(&page.process.doorbell);
                 }
                 Ok(String::new())
             }
             "holes" => {
                 let page = self.page()?;
                 let until = monotonic_ns() + number::<u64>(words, 0)? * 1_000_000;
-                let mut made = attack::punch(page.0, &page.1);
+                let mut made = attack::punch(&page, &page.file);
                 while monotonic_ns() < until {
-                    sys::futex_wake(&page.0.process.doorbell);
-                    made += attack::punch(page.0, &page.1);
+                    sys::futex_wake(&page.process.doorbell);
+                    made += attack::punch(&page, &page.file);
                 }
                 Ok(format!("holes {made}"))
             }
@@ -345,14 +369,14 @@ impl Peer {
             }
             "flight" => {
                 let count: u64 = number(words, 0)?;
-                page.0.process.in_flight.store(count + 1, Ordering::Release);
+                page.process.in_flight.store(count + 1, Ordering::Release);
             }
-            "offer" => lease::offer(page.0, number(words, 0)?, number(words, 1)?),
-            "lease" => return Ok(lease::lease(page.0, number(words, 0)?)),
+            "offer" => lease::offer(&page, number(words, 0)?, number(words, 1)?),
+            "lease" => return Ok(lease::lease(&page, number(words, 0)?)),
             _ => {
                 let (slot, lease, units) =
                     (number(words, 0)?, number(words, 1)?, number(words, 2)?);
-                lease::over(page.0, slot, lease, units);
+                lease::over(&page, slot, lease, units);
             }
         }
         page.ring();
@@ -459,8 +483,7 @@ impl Peer {
             self.prober = true;
             std::thread::spawn(move || {
                 loop {
-                    page.0
-                        .process
+                    page.process
                         .prober_ns
                         .store(monotonic_ns(), Ordering::Release);
                     std::thread::sleep(Duration::from_millis(20));
@@ -621,7 +644,7 @@ impl Peer {
             self.send(v1::client_event::Event::Edge(edge))?;
             return Ok(format!("edge {at_ns}"));
         };
-        let words = &page.0.devices[slot];
+        let words = &page.devices[slot];
         let now = monotonic_ns();
         if busy {
             words.busy_since_ns.store(now, Ordering::Release);
@@ -645,7 +668,7 @@ impl Peer {
                 rm::set_channels(&control, objects, false, &pairs)?;
             }
         }
-        let page = self.page()?.0;
+        let page = self.page()?;
         let generation = page.header.agent_generation.load(Ordering::Acquire);
         page.process.released.store(generation, Ordering::Release);
         Ok(String::new())
@@ -654,7 +677,7 @@ impl Peer {
     /// Random bytes over everything the process may write, ringing all the while.
     fn scribble(&self, ms: u64) -> Result<String> {
         let page = self.page()?;
-        let at = std::ptr::from_ref(page.0).cast::<AtomicU8>();
+        let at = std::ptr::from_ref::<Page>(&page).cast::<AtomicU8>();
         let mut seed = monotonic_ns() | 1;
         let until = monotonic_ns() + ms * 1_000_000;
         while monotonic_ns() < until {
