@@ -40,6 +40,10 @@ const EXAMPLES: [(&str, &str); 43] = [
         "tune",
         "tidegate tune --engine /run/tidegate/tune.sock --data train.jsonl --name support --out adapters/support",
     ),
+    (
+        "tune serve",
+        "tidegate tune serve --engine /run/tidegate/tune.sock --keys keys.toml --state /var/lib/tidegate/tune",
+    ),
     ("demo", "tidegate demo --seconds 20 --html demo.html"),
     ("try", "tidegate try --kernel 500us -- ./batch --steps 1000"),
     (

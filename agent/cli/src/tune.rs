@@ -3,6 +3,7 @@
 use super::agent::runtime;
 use clap::Args as ClapArgs;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use tidegate_tune::lora::Lora;
 use tidegate_tune::rate::{Schedule, Shape};
 use tidegate_tune::run::{self, End, Material, News, Place, Plan, Publish, RunError, Wants, Watch};
 use tidegate_tune::sample::{Sample, encode};
+use tidegate_tune::serve::{Keys, Options};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// What is asked for makes no sense.
@@ -41,7 +43,40 @@ enum Fall {
 
 /// See each field.
 #[derive(Debug, ClapArgs)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    train: Option<Train>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Train for several users: OpenAI's files and fine-tuning jobs over HTTP.
+    Serve(Serve),
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+struct Serve {
+    /// The socket of the engine's training service; a vLLM started with TIDEGATE_TUNE logs its path.
+    #[arg(long, value_name = "SOCKET")]
+    engine: PathBuf,
+    /// Where clients connect. There is no TLS: put a proxy before any address but a local one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// Who may connect: TOML with rows [[keys]] of key, owner, weight, tokens_per_day, adapters.
+    #[arg(long, value_name = "FILE")]
+    keys: PathBuf,
+    /// Folder of files, jobs and adapters. A server that is started again goes on from it.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+}
+
+/// See each field.
+#[derive(Debug, ClapArgs)]
+struct Train {
     /// The socket of the engine's training service; a vLLM started with TIDEGATE_TUNE logs its path.
     #[arg(long, value_name = "SOCKET")]
     engine: PathBuf,
@@ -119,7 +154,7 @@ fn publish(words: &[String]) -> anyhow::Result<Publish> {
     })
 }
 
-impl Args {
+impl Train {
     const fn learn(&self) -> Learn {
         match self.learn {
             Learnt::Assistant => Learn::Assistant,
@@ -138,6 +173,7 @@ impl Args {
         Ok(Plan {
             name: self.name.clone(),
             lora: self.lora.clone(),
+            weight: 1.0,
             seed: self.seed,
             epochs: self.epochs,
             batch,
@@ -197,8 +233,47 @@ impl Watch for Terminal {
     }
 }
 
-/// Trains; the exit code.
+/// Trains, or serves; the exit code.
 pub(super) fn run(args: &Args) -> anyhow::Result<u8> {
+    match (&args.command, &args.train) {
+        (Some(Command::Serve(args)), _) => serve(args),
+        (None, Some(args)) => train(args),
+        // The parser asks for one of them.
+        (None, None) => Err(Usage("give the options of a training, or serve".to_owned()).into()),
+    }
+}
+
+/// Serves until a signal; the exit code.
+fn serve(args: &Serve) -> anyhow::Result<u8> {
+    let wrong = |error: String| Usage(format!("{}: {error}", args.keys.display()));
+    let text = std::fs::read_to_string(&args.keys).map_err(|error| wrong(error.to_string()))?;
+    let options = Options {
+        engine: args.engine.clone(),
+        listen: args.listen,
+        keys: Keys::parse(&text).map_err(wrong)?,
+        state: std::path::absolute(&args.state)?,
+    };
+    runtime()?.block_on(async {
+        let (mut interrupt, mut terminate) = (
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+        );
+        let stop = async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        tidegate_tune::serve::serve(options, stop, |address| {
+            println!("listening at http://{address}/v1")
+        })
+        .await?;
+        Ok(0)
+    })
+}
+
+/// Trains; the exit code.
+fn train(args: &Train) -> anyhow::Result<u8> {
     publish(&args.publish)?;
     let learn = args.learn();
     let read = |path: &Path| {
@@ -263,7 +338,7 @@ fn stopped() -> std::io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-async fn ended(args: &Args, engine: &Engine, end: Result<End, RunError>) -> anyhow::Result<u8> {
+async fn ended(args: &Train, engine: &Engine, end: Result<End, RunError>) -> anyhow::Result<u8> {
     let out = args.out.display();
     match end {
         Ok(End::Finished { step }) => {

@@ -12,9 +12,11 @@
 //!   run       steps, checkpoints, validation, and how a run goes on after it was killed
 //!   engine    the socket
 //!   files     files that are whole or absent
+//!   serve     the same for several users, over HTTP: `tidegate tune serve`
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod data;
 pub mod engine;
 pub mod files;
@@ -23,5 +25,6 @@ pub mod order;
 pub mod rate;
 pub mod run;
 pub mod sample;
+pub mod serve;
 #[cfg(test)]
 mod stand_in;

@@ -98,8 +98,9 @@ impl Lora {
 
     /// The fields of `open` for an adapter of this name.
     #[must_use]
-    pub fn open(&self, name: &str, seed: u64) -> Value {
-        json!({"adapter": name, "rank": self.rank, "alpha": self.alpha, "targets": self.targets, "seed": seed})
+    pub fn open(&self, name: &str, seed: u64, weight: f64) -> Value {
+        json!({"adapter": name, "rank": self.rank, "alpha": self.alpha, "targets": self.targets, "seed": seed,
+            "weight": weight})
     }
 }
 

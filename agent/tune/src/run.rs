@@ -211,7 +211,10 @@ impl<W: Watch> Run<'_, W> {
     async fn open(&mut self, resumed: bool) -> Result<(), RunError> {
         // From here on an adapter of this name is this run's, also for the process that goes on after this one.
         self.state.write(self.place)?;
-        let fields = self.plan.lora.open(&self.plan.name, self.plan.seed);
+        let fields = self
+            .plan
+            .lora
+            .open(&self.plan.name, self.plan.seed, self.plan.weight);
         match self.command("open", fields.clone()).await {
             Err(error) if error.is("exists") && resumed => {
                 self.command("close", json!({})).await?;

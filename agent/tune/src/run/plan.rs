@@ -43,6 +43,8 @@ pub struct Plan {
     pub name: String,
     /// The adapter.
     pub lora: Lora,
+    /// Share of training beside other adapters: 0.1 to 100.
+    pub weight: f64,
     /// Seed of the first weights and of the order of samples.
     pub seed: u64,
     /// How often each sample is learnt from; 1 or more.

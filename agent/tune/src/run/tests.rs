@@ -30,6 +30,7 @@ fn plan(name: &str) -> Plan {
     Plan {
         name: name.to_owned(),
         lora: Lora::parse("r=4").unwrap(),
+        weight: 1.0,
         seed: 3,
         epochs: 2,
         batch: 2,
@@ -224,7 +225,7 @@ async fn what_cannot_be_run_is_refused() {
     };
     assert!(run(large, &place).await.contains("--max-lora-rank 64"));
     let (engine, _) = Engine::connect(&scene.stand_in.socket()).await.unwrap();
-    let open = Lora::parse("").unwrap().open("taken", 0);
+    let open = Lora::parse("").unwrap().open("taken", 0, 1.0);
     let _: Value = engine.call("open", open).await.unwrap();
     assert!(
         run(plan("taken"), &place)
