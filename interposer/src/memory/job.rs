@@ -1,6 +1,6 @@
 //! The memory that the processes of a job share: where it is, and who uses it.
 //!
-//! It is a file in `/dev/shm` named after user and job. Its processes hold a lock on it as long as they live. A process
+//! It is a file in `/dev/shm` ([`super::place`] finds it). Its processes hold a lock on it as long as they live. A process
 //! that finds it locked by nobody starts it anew, so an engine that starts again after a crash never reads the losses
 //! of the old one. The file stays open in a thread with a descriptor table of its own, because an application may close
 //! every descriptor that it has.
@@ -11,18 +11,12 @@
 //! waits, for [`PATIENCE`].
 //!
 //! What a process missed ends with it: the others check for that ([`super::tables`]).
-//!
-//! Anybody may make files in `/dev/shm`, and the owner of a file can shorten it under its readers. So a file of another
-//! user is not used. There may be many names of jobs, and a process that dies removes nothing. So each process that
-//! attaches removes what other jobs of its user left behind.
 
+use super::place::{self, MEMBER, TURN};
 use super::tables::{FIRST_BYTE, Tables};
-use crate::state::memory::file::{fill, lock, stat};
+use crate::state::memory::file::{fill, lock};
 use crate::state::memory::keeper::{Ask, Readers};
 use crate::{ending, log, sys, threads};
-use core::ffi::CStr;
-use std::ffi::{CString, OsStr};
-use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tidegate_core::joblog::Shared;
@@ -40,16 +34,6 @@ pub enum NoJob {
         /// Its error.
         errno: i32,
     },
-    /// Somebody else made the file.
-    #[error(
-        "/dev/shm/{name} is not a file that only user {uid} can change: remove it, or give the job another name"
-    )]
-    Foreign {
-        /// The file.
-        name: String,
-        /// Whose it should be.
-        uid: u32,
-    },
     /// Another number of ranks than the job's first process said.
     #[error("rank of a job of {here}, which has {there} ranks")]
     World {
@@ -63,35 +47,6 @@ pub enum NoJob {
     Thread,
 }
 
-/// Where the files are.
-const DIRECTORY: &CStr = c"/dev/shm";
-
-fn own_uid() -> u32 {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::geteuid() }
-}
-
-/// What the names of a user's files begin with.
-fn prefix(uid: u32) -> String {
-    format!("tidegate-{uid}-")
-}
-
-/// The file's name for a job.
-fn name_of(job: &str) -> String {
-    let prefix = prefix(own_uid());
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if !job.is_empty() && job.len() <= 64 && job.chars().all(plain) {
-        return format!("{prefix}{job}");
-    }
-    // FNV-1a: a name for any text, that no shorter one has.
-    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    format!("{prefix}{hash:016x}.")
-}
-
-const TURN: i64 = 0;
-const MEMBER: i64 = 1;
 /// Of rank 0; of the others the bytes behind it.
 const READER: i64 = 2;
 
@@ -152,100 +107,14 @@ fn keep(fd: i32, tables: &mut Tables, asked_rx: &mpsc::Receiver<Ask>) {
     }
 }
 
-/// Whether only its owner can change a file, who is this user.
-fn is_own(stat: &libc::stat) -> bool {
-    let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-    regular && stat.st_uid == own_uid() && stat.st_mode & 0o022 == 0
-}
-
-fn open_at(directory: i32, name: &CStr, flags: i32) -> i32 {
-    // A FIFO of somebody's is not waited for.
-    let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: a C string.
-    unsafe { libc::openat(directory, name.as_ptr(), flags, 0o600) }
-}
-
-fn close(fd: i32) {
-    // SAFETY: a descriptor of the caller's, not used any more.
-    unsafe { libc::close(fd) };
-}
-
-/// Removes the files of this user's jobs that no process is in. A process that opened one meanwhile sees that it has no
-/// name any more, and begins anew.
-fn sweep(directory: i32, but: &str) {
-    let prefix = prefix(own_uid());
-    let Ok(entries) = std::fs::read_dir(OsStr::from_bytes(DIRECTORY.to_bytes())) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let ours = name
-            .to_str()
-            .filter(|name| name.starts_with(&prefix) && *name != but);
-        let Some(name) = ours.and_then(|name| CString::new(name).ok()) else {
-            continue;
-        };
-        let fd = open_at(directory, &name, 0);
-        if fd < 0 {
-            continue;
-        }
-        let left = stat(fd).is_some_and(|stat| is_own(&stat) && stat.st_nlink != 0)
-            && lock(fd, TURN, libc::F_WRLCK, false)
-            && lock(fd, MEMBER, libc::F_WRLCK, false);
-        if left {
-            // SAFETY: a C string. The name is this file's: whoever removes one has its turn.
-            unsafe { libc::unlinkat(directory, name.as_ptr(), 0) };
-        }
-        close(fd);
-    }
-}
-
-/// The file of the job, in this process' turn.
-fn open_in_turn(
-    directory: i32,
-    file: &CStr,
-    name: &str,
-    failed: impl Fn(&'static str) -> NoJob,
-) -> Result<i32, NoJob> {
-    loop {
-        let fd = open_at(directory, file, libc::O_CREAT);
-        if fd < 0 {
-            return Err(failed("open"));
-        }
-        if !stat(fd).is_some_and(|stat| is_own(&stat)) {
-            close(fd);
-            return Err(NoJob::Foreign {
-                name: name.to_owned(),
-                uid: own_uid(),
-            });
-        }
-        if !lock(fd, TURN, libc::F_WRLCK, true) {
-            return Err(failed("lock"));
-        }
-        if stat(fd).is_some_and(|stat| stat.st_nlink != 0) {
-            return Ok(fd);
-        }
-        close(fd);
-    }
-}
-
-fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), NoJob> {
+fn enter(name: &str, world: u32) -> Result<(&'static Shared, i32), NoJob> {
     let failed = |step| NoJob::System {
         step,
         name: name.to_owned(),
         errno: sys::errno(),
     };
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: a C string.
-    let directory = unsafe { libc::open(DIRECTORY.as_ptr(), flags) };
-    if directory < 0 {
-        return Err(failed("open"));
-    }
-    sweep(directory, name);
     // It stays open in this thread's table for ever.
-    let fd = open_in_turn(directory, file, name, failed);
-    close(directory);
-    let fd = fd?;
+    let fd = place::open(name, failed)?;
     let alone = lock(fd, MEMBER, libc::F_WRLCK, false);
     if alone {
         // SAFETY: a plain call on a descriptor of ours. Nobody else has the file mapped.
@@ -290,8 +159,7 @@ fn enter(file: &CStr, name: &str, world: u32) -> Result<(&'static Shared, i32), 
 
 /// The memory of `job`, which has `world` ranks, and whom to ask to read it. Blocks until it is there.
 pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> {
-    let name = name_of(job);
-    let file = CString::new(name.as_str()).map_err(|_| NoJob::Thread)?;
+    let name = place::name_of(job);
     let (opened_tx, opened_rx) = mpsc::channel();
     let (asked_tx, asked_rx) = mpsc::channel();
     let started = threads::spawn_keeper(move || {
@@ -301,7 +169,7 @@ pub fn open(job: &str, world: u32) -> Result<(&'static Shared, Readers), NoJob> 
                 "the job's memory is kept open among the application's descriptors".to_owned()
             });
         }
-        let (shared, fd) = match enter(&file, &name, world) {
+        let (shared, fd) = match enter(&name, world) {
             Ok(entered) => entered,
             Err(error) => {
                 let _ = opened_tx.send(Err(error));

@@ -8,7 +8,8 @@
 //! * [`service`]: the thread that changes mappings.
 //! * [`talk`]: what the reporter passes between this folder and the agent.
 //! * [`answered`], [`scope`]: what the C functions share.
-//! * [`job`]: the memory that a job's processes share; [`tables`]: what each of them misses there.
+//! * [`job`]: the memory that a job's processes share; [`place`]: the file that it is in; [`tables`]: what each of them
+//!   misses there.
 //! * [`whole`]: memory behind everything that no cache claims; [`alone`]: an elastic cache to which no agent gives
 //!   memory.
 //! * [`work`]: what a job reports of its work; [`lease`]: its units, and when they may run; [`beat`]: the iterations of
@@ -23,6 +24,7 @@ pub mod beat;
 pub mod grant;
 pub mod job;
 pub mod lease;
+pub mod place;
 pub mod scope;
 pub mod service;
 pub mod tables;
