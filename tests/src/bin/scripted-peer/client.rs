@@ -4,6 +4,7 @@ use crate::attack;
 use crate::lease;
 use crate::rm::{self, Objects};
 use crate::say::say;
+use crate::trial::Trials;
 use crate::wire;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -46,6 +47,7 @@ pub struct Peer {
     beats: Option<lease::Beats>,
     /// Activity words by place, where there is no page.
     told: HashMap<usize, u64>,
+    trials: Trials,
 }
 
 /// The page, mapped as long as anything looks at it.
@@ -311,6 +313,7 @@ impl Peer {
             }
             "invent" => self.rm(attack::channels(number(words, 0)?, number(words, 1)?)),
             "raw" => raw(words.first().copied().unwrap_or_default()),
+            "try" => self.trials.obey(&run_dir(), words).map_err(text),
             "hang" => {
                 std::thread::sleep(Duration::from_millis(number(words, 0)?));
                 Ok(String::new())

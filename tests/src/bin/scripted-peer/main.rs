@@ -31,6 +31,13 @@
 //! flood COUNT                     that many notes
 //! huge                            one message of 2 MiB
 //! raw HEX                         bytes on a connection of their own, after the greeting
+//! try open SOCKET                 open a connection to a socket of the agent's, of which the words below are:
+//! try option NUMBER HEX           set an option of that number to these bytes; prints `did N` or `errno N`, as all below
+//! try greet FLAGS [BESIDE]        send a greeting with these flags, and beside it `files COUNT`, `credentials PID UID GID`
+//!                                 or `control TYPE HEX`
+//! try say FLAGS HEX [BESIDE]      the same with other bytes
+//! try shut HOW                    shut its ends down
+//! try keep | try close | try drop  keep it open; close it; close all that were kept
 //! hang MS                         do nothing at all
 //! drop                            close the connection
 //! hold SOCKET COUNT               open so many connections to a socket of the agent's, and say nothing on them;
@@ -72,6 +79,7 @@ mod client;
 mod lease;
 mod rm;
 mod say;
+mod trial;
 mod wire;
 
 use client::Peer;
