@@ -32,7 +32,7 @@ pub(crate) struct Inside {
 }
 
 /// A running engine, and its folder.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct StandIn {
     pub(crate) inside: Arc<Mutex<Inside>>,
     pub(crate) folder: PathBuf,
@@ -72,6 +72,13 @@ impl StandIn {
             }
         });
         engine
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        // It is in the temporary directory; what is left there is no harm.
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
