@@ -12,6 +12,7 @@ use crate::grpc::crowd::Crowd;
 use crate::grpc::peers::{self, Connection, Pages};
 use crate::grpc::reload::InForce;
 use crate::grpc::rooms::Rooms;
+use crate::grpc::server;
 use crate::grpc::service::{Made, Service};
 use crate::grpc::sessions::{HookReports, Sessions};
 use crate::grpc::sockets::{self, Maker};
@@ -43,21 +44,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Server;
 
 /// SCHED_FIFO priority of the control thread, above the issue threads that carry out what it says.
 pub(super) const CONTROL_PRIORITY: i32 = 20;
 /// Connections between `accept` and their server.
 const BACKLOG: usize = 64;
-/// Calls of one connection at a time: a library makes one.
-const CALLS: u32 = 16;
-const LIBRARY_CALLS: u32 = 2;
-/// Bytes of headers of a call.
-const HEADERS: u32 = 16 * 1_024;
-const LIBRARY_HEADERS: u32 = 4 * 1_024;
-/// Bytes that may come on a call, and on a connection, before they are taken.
-const WINDOW: u32 = 65_535;
-
 /// The gRPC side.
 pub(super) struct Serving<'a> {
     pub gauge: Gauge,
@@ -247,7 +238,7 @@ impl Serving<'_> {
         // A library that does not listen must not be taken for one that does: its orders would wait in
         // the connection.
         let keep_alive = self.config.tuning.keep_alive;
-        Ok(builder(LIBRARY_CALLS, LIBRARY_HEADERS)
+        Ok(server::for_libraries()
             .http2_keepalive_interval(Some(keep_alive))
             .http2_keepalive_timeout(Some(keep_alive))
             .layer(self.authorisation(Socket::Hook))
@@ -297,7 +288,7 @@ impl Serving<'_> {
             what: "describe the services",
             source: io::Error::other(error),
         };
-        Ok(builder(CALLS, HEADERS)
+        Ok(server::for_readers()
             .http2_keepalive_interval(Some(peers::PING_EVERY))
             .layer(self.authorisation(socket))
             .layer(Bounds::of_readers(Arc::clone(&self.guards.rooms)))
@@ -389,15 +380,6 @@ fn write_learnt(file: &LeasesFile, learnt: &Learnt) {
 }
 
 type ConnectionSender = mpsc::Sender<io::Result<Connection>>;
-
-fn builder(calls: u32, headers: u32) -> Server {
-    Server::builder()
-        .concurrency_limit_per_connection(calls as usize)
-        .max_concurrent_streams(calls)
-        .http2_max_header_list_size(headers)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-}
 
 /// Starts the control thread; what is returned completes when it has ended, and fails if it panicked.
 fn start_control(

@@ -15,6 +15,8 @@
 //! | `config` | files, drop-ins, variables, set values | a refusal names its place; what is accepted is dumped and accepted as the same |
 //! | `trace` | traces, gzipped or not | a refusal names its line; what is accepted is sorted and without zeros |
 //! | `status` | calls at `status.sock`, cut anywhere | each is answered, nothing stays of it, nobody steers or hears of others |
+//! | `greeting` | connections to `hook.sock`: bytes, files, ends, HTTP/2, attachments | a neighbour is greeted, no descriptor and no memory stays |
+//! | `frames` | connections to `status.sock`: HTTP/2 frames, calls, files, ends | a neighbour has its status, no descriptor and no memory stays |
 //! | `journal` | files of an agent before: journal, holder, orders | an agent starts; what it does not understand is kept or drains the node |
 //! | `joblog` | the log that the processes of a job share | every call ends, and names each block of the job at most once |
 //! | `answers` | answers of servers, of other tools and of Slurm | a refusal names its file; shares are shares, names are names |
@@ -35,6 +37,7 @@ mod node;
 mod page;
 pub mod prices;
 mod sessions;
+mod sockets;
 mod spent;
 mod status;
 mod trace;
@@ -51,7 +54,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "page",
         run: page::run,
@@ -87,6 +90,14 @@ pub const TARGETS: [Target; 12] = [
     Target {
         name: "status",
         run: status::run,
+    },
+    Target {
+        name: "greeting",
+        run: sockets::greeting,
+    },
+    Target {
+        name: "frames",
+        run: sockets::frames,
     },
     Target {
         name: "journal",

@@ -2,7 +2,7 @@
 //!
 //! An input is calls. The first byte of each chooses the method; then come pieces of the body, each behind its length,
 //! until one of length zero. The body passes what the socket has: who may call what, the bounds of what comes in and
-//! goes out, the services, and the control thread behind them. Only HTTP/2 itself is left out, which is not ours.
+//! goes out, the services, and the control thread behind them. HTTP/2 itself is left to the target `frames`.
 //!
 //! Time stands still but where it is moved: a message that was begun and does not end is waited for until its time is up.
 
@@ -35,9 +35,10 @@ use tidegate_agent::host::logs::{self, LogLevel};
 use tidegate_agent::host::orders::{Orders, OrdersFile};
 use tidegate_agent::host::yard::Yard;
 use tidegate_agent::identity::{self, Credentials};
-use tidegate_agent::inbox::inbox;
+use tidegate_agent::inbox::{Mailbox, inbox};
 use tidegate_agent::watch::events::EventLog;
 use tidegate_agent::watch::gauge::Gauge;
+use tidegate_agent::watch::refusals::Refusals;
 use tidegate_agent::watch::reports::Reports;
 use tidegate_node::kinds::Tenant;
 use tidegate_proto::v1;
@@ -102,16 +103,18 @@ pub fn run(input: &[u8]) {
     STANDARD.runtime.block_on(calls(Input(input)));
 }
 
-async fn calls(mut input: Input<'_>) {
-    let mut node = Node::new(Role::Online, false);
-    let refusals = Arc::default();
-    let rooms = Arc::new(Rooms::new(SHARE, Arc::clone(&refusals)));
+/// What is in force of the configuration, for who attaches.
+pub fn in_force() -> Arc<InForce> {
+    Arc::clone(&STANDARD.in_force)
+}
+
+/// What answers readers.
+pub fn service(mailbox: Mailbox, hooks: Arc<HookReports>, refusals: Arc<Refusals>) -> Service {
     let (_, events) = EventLog::start(Arc::clone(&refusals)).expect("a thread");
-    let mailbox = node.mailbox();
     let service = Service::new(Made {
         mailbox: mailbox.clone(),
         events,
-        hooks: Arc::new(HookReports::new(Arc::clone(&rooms))),
+        hooks,
         log_level: STANDARD.log_level.clone(),
         in_force: Arc::clone(&STANDARD.in_force),
         refusals,
@@ -119,7 +122,15 @@ async fn calls(mut input: Input<'_>) {
         orders: Arc::clone(&STANDARD.orders),
         reports: Arc::new(Reports::new(mailbox)),
     });
-    let service = service.for_readers();
+    service.for_readers()
+}
+
+async fn calls(mut input: Input<'_>) {
+    let mut node = Node::new(Role::Online, false);
+    let refusals = Arc::default();
+    let rooms = Arc::new(Rooms::new(SHARE, Arc::clone(&refusals)));
+    let hooks = Arc::new(HookReports::new(Arc::clone(&rooms)));
+    let service = service(node.mailbox(), hooks, refusals);
     let server = v1::node_server::NodeServer::new(service.clone());
     let control = v1::control_server::ControlServer::new(service);
     let routes = Routes::new(server.max_decoding_message_size(REQUEST))

@@ -48,6 +48,8 @@ read_again! {
     a_trace_is_sorted_or_refused_with_its_line: "trace";
     a_history_of_anything_is_summed_up: "history";
     a_reader_is_answered_and_moves_nobody: "status";
+    whatever_comes_to_the_socket_of_libraries_a_neighbour_is_greeted: "greeting";
+    whatever_comes_to_the_socket_of_readers_a_neighbour_is_answered: "frames";
     an_agent_starts_over_whatever_the_one_before_left: "journal";
     a_broken_log_of_lost_blocks_is_read_to_its_end: "joblog";
     answers_of_servers_and_schedulers_are_read_or_refused: "answers";
