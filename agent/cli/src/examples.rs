@@ -6,7 +6,7 @@
 use clap::Command;
 
 /// The words of a command behind `tidegate`, and an example of it.
-const EXAMPLES: [(&str, &str); 43] = [
+const EXAMPLES: [(&str, &str); 44] = [
     (
         "",
         "tidegate run --offline --job nightly -- python batch.py",
