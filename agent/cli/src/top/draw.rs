@@ -181,6 +181,35 @@ fn job_cell(column: &str, job: &v1::JobStatus, paint: &Paint) -> Line<'static> {
     }
 }
 
+/// The head of a column; that of numbers is on the right.
+fn heading(name: &'static str, number: bool) -> Line<'static> {
+    let side = if number {
+        Alignment::Right
+    } else {
+        Alignment::Left
+    };
+    Line::raw(name).alignment(side)
+}
+
+/// Said in place of processes.
+fn nothing(model: &Model) -> &'static str {
+    if model.filter.is_empty() {
+        "No process is attached."
+    } else {
+        "No attached process matches the filter."
+    }
+}
+
+/// In a narrow terminal who a process is, and its note, stay longest.
+fn rank(head: &str) -> u8 {
+    match head {
+        "MEMORY" => 3,
+        "LAUNCHES/s" => 2,
+        "GPU" => 1,
+        _ => 0,
+    }
+}
+
 /// The heads of the columns that the terminal has no room for.
 fn draw_jobs(
     frame: &mut Frame<'_>,
@@ -242,14 +271,8 @@ fn draw_jobs(
         let cells = cells.chain([Line::raw(plain::line(&why(job)))]);
         row(cells.collect(), &lengths, area.width)
     });
-    let heads = columns.iter().map(|(name, _)| {
-        let number = matches!(*name, "PREEMPT." | "SHARE");
-        Line::raw(*name).alignment(if number {
-            Alignment::Right
-        } else {
-            Alignment::Left
-        })
-    });
+    let heads = columns.iter();
+    let heads = heads.map(|&(name, _)| heading(name, matches!(name, "PREEMPT." | "SHARE")));
     let heads = heads.chain([Line::raw("WHY")]).collect::<Vec<_>>();
     let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
     let widths: Vec<_> = widths.chain([Constraint::Min(LEAST_WHY)]).collect();
@@ -274,12 +297,7 @@ fn draw_processes(
 ) -> Vec<&'static str> {
     let processes = model.processes();
     if processes.is_empty() {
-        let none = if model.filter.is_empty() {
-            "No process is attached."
-        } else {
-            "No attached process matches the filter."
-        };
-        frame.render_widget(Paragraph::new(none), area);
+        frame.render_widget(Paragraph::new(nothing(model)), area);
         return Vec::new();
     }
     let shown = held(processes.len(), area);
@@ -320,12 +338,8 @@ fn draw_processes(
     }
     head.push("NOTE");
     let mut ranked = vec![("NOTE", 10, 0)];
-    ranked.extend(head.iter().zip(&widths).map(|(&head, &width)| match head {
-        "MEMORY" => (head, width, 3),
-        "LAUNCHES/s" => (head, width, 2),
-        "GPU" => (head, width, 1),
-        _ => (head, width, 0),
-    }));
+    let known = head.iter().zip(&widths);
+    ranked.extend(known.map(|(&head, &width)| (head, width, rank(head))));
     let left_out = leave_out(&mut ranked, area.width);
     let stays: Vec<bool> = head.iter().map(|head| !left_out.contains(head)).collect();
     let kept = |at: usize| stays.get(at).copied().unwrap_or(true);
@@ -343,14 +357,8 @@ fn draw_processes(
     });
     let constraints = widths.iter().map(|width| Constraint::Length(*width));
     let constraints: Vec<_> = constraints.chain([Constraint::Min(10)]).collect();
-    let heads = head.into_iter().map(|name| {
-        let number = matches!(name, "LAUNCHES/s" | "MEMORY");
-        Line::raw(name).alignment(if number {
-            Alignment::Right
-        } else {
-            Alignment::Left
-        })
-    });
+    let heads = head.into_iter();
+    let heads = heads.map(|name| heading(name, matches!(name, "LAUNCHES/s" | "MEMORY")));
     let table = Table::new(rows, constraints).header(Row::new(heads).style(paint.strong()));
     frame.render_widget(table, area);
     left_out
