@@ -265,7 +265,8 @@ fn serve(args: &Serve) -> anyhow::Result<u8> {
             }
         };
         tidegate_tune::serve::serve(options, stop, |address| {
-            println!("listening at http://{address}/v1")
+            // Nobody may read it.
+            let _ = writeln!(std::io::stdout(), "listening at http://{address}/v1");
         })
         .await?;
         Ok(0)
@@ -342,7 +343,8 @@ async fn ended(args: &Train, engine: &Engine, end: Result<End, RunError>) -> any
     let out = args.out.display();
     match end {
         Ok(End::Finished { step }) => {
-            println!("{out} has the adapter of step {step}");
+            // As above: whoever reads may have gone.
+            let _ = writeln!(std::io::stdout(), "{out} has the adapter of step {step}");
             if args.close {
                 let close = serde_json::json!({"adapter": args.name});
                 let _: serde_json::Value = engine.call("close", close).await?;
@@ -350,7 +352,7 @@ async fn ended(args: &Train, engine: &Engine, end: Result<End, RunError>) -> any
             Ok(0)
         }
         Ok(End::Paused | End::Cancelled) => {
-            println!("stopped; the same command goes on");
+            let _ = writeln!(std::io::stdout(), "stopped; the same command goes on");
             Ok(1)
         }
         Err(error @ RunError::Unfit(_)) => Err(Usage(format!("--lora: {error}")).into()),
