@@ -25,7 +25,7 @@ pub(super) struct Args {
 
 /// Whole microseconds up to a minute.
 fn kernel(text: &str) -> Result<Duration, String> {
-    let whole = |time: &Duration| time.subsec_nanos() % 1_000 == 0;
+    let whole = |time: &Duration| time.subsec_nanos().is_multiple_of(1_000);
     let time = tidegate_agent::config::duration(text).filter(whole);
     let within = time.filter(|time| (1..=60_000_000).contains(&time.as_micros()));
     within.ok_or_else(|| "give a time of 1us to 60s, such as 500us or 2ms".to_owned())
