@@ -501,9 +501,6 @@ pub fn list(prices: &[Price]) -> String {
 
 /// A number as clippy wants it.
 fn thousands(value: u64) -> String {
-    if value < 10_000 && value >= 1_000 {
-        return format!("{}_{:03}", value / 1_000, value % 1_000);
-    }
     let mut text = value.to_string();
     let mut at = text.len();
     while at > 3 {
