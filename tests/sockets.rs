@@ -149,7 +149,7 @@ impl Scene {
         let answers: Vec<String> = answers.collect();
         self.tried += 1;
         // Half of them stay, half are closed with everything that was not read.
-        if self.tried % 2 == 0 {
+        if self.tried.is_multiple_of(2) {
             self.stranger.ask("try keep");
             self.kept += 1;
         } else {
@@ -159,7 +159,7 @@ impl Scene {
             self.stranger.ask("try drop");
             self.kept = 0;
         }
-        if self.tried % 40 == 0 {
+        if self.tried.is_multiple_of(40) {
             self.honest.turns(1);
         }
         answers
