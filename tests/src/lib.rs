@@ -27,6 +27,7 @@ pub mod peer;
 pub mod personality;
 pub mod placements;
 pub mod plan;
+pub mod real_leases;
 pub mod real_reclaims;
 pub mod reclaims;
 pub mod restarts;

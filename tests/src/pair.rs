@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
+use std::path::Path;
 
 use tidegate_policy::effect::{Effect, Report};
 use tidegate_policy::event::Event;
@@ -56,6 +57,59 @@ pub struct Lease {
     pub ran: u32,
     /// When it was withdrawn.
     pub withdrawn_ns: Option<u64>,
+}
+
+/// The leases of a recording, in their order.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn leases(recording: &Path) -> Vec<Lease> {
+    let file = File::open(recording).expect("the agent records");
+    let mut leases = Vec::<Lease>::new();
+    fn of(leases: &mut [Lease], number: u64) -> Option<&mut Lease> {
+        leases.iter_mut().find(|lease| lease.number == number)
+    }
+    let replayed = replay_with(BufReader::new(file), |now, entry| {
+        let now = now.as_nanos();
+        match entry {
+            Entry::Effect(Effect::Lease {
+                lease,
+                units,
+                granted,
+                until,
+                ..
+            }) => leases.push(Lease {
+                number: lease.0,
+                units: *units,
+                granted_ns: nanos(*granted),
+                given_ns: now,
+                until_ns: until.as_nanos(),
+                over: None,
+                ran: 0,
+                withdrawn_ns: None,
+            }),
+            Entry::Effect(Effect::Withdraw { lease, .. }) => {
+                if let Some(own) = of(&mut leases, lease.0) {
+                    own.withdrawn_ns = Some(now);
+                }
+            }
+            Entry::Event(Event::Lease(LeaseEvent::Returned { lease, units, .. })) => {
+                if let Some(own) = of(&mut leases, lease.0).filter(|own| own.over.is_none()) {
+                    (own.over, own.ran) = (Some((now, true)), *units);
+                }
+            }
+            Entry::Effect(Effect::Emit(Report::LeaseOverrun { lease, .. })) => {
+                if let Some(own) = of(&mut leases, lease.0).filter(|own| own.over.is_none()) {
+                    own.over = Some((now, false));
+                }
+            }
+            _ => {}
+        }
+    });
+    // What is written at this moment may end in half a line.
+    drop(replayed);
+    leases
 }
 
 /// The two programs, and their node.
@@ -117,51 +171,7 @@ impl Pair {
     /// When the agent records nothing.
     #[must_use]
     pub fn leases(&self) -> Vec<Lease> {
-        let file = File::open(self.node.recording(0)).expect("the agent records");
-        let mut leases = Vec::<Lease>::new();
-        fn of(leases: &mut [Lease], number: u64) -> Option<&mut Lease> {
-            leases.iter_mut().find(|lease| lease.number == number)
-        }
-        let replayed = replay_with(BufReader::new(file), |now, entry| {
-            let now = now.as_nanos();
-            match entry {
-                Entry::Effect(Effect::Lease {
-                    lease,
-                    units,
-                    granted,
-                    until,
-                    ..
-                }) => leases.push(Lease {
-                    number: lease.0,
-                    units: *units,
-                    granted_ns: nanos(*granted),
-                    given_ns: now,
-                    until_ns: until.as_nanos(),
-                    over: None,
-                    ran: 0,
-                    withdrawn_ns: None,
-                }),
-                Entry::Effect(Effect::Withdraw { lease, .. }) => {
-                    if let Some(own) = of(&mut leases, lease.0) {
-                        own.withdrawn_ns = Some(now);
-                    }
-                }
-                Entry::Event(Event::Lease(LeaseEvent::Returned { lease, units, .. })) => {
-                    if let Some(own) = of(&mut leases, lease.0).filter(|own| own.over.is_none()) {
-                        (own.over, own.ran) = (Some((now, true)), *units);
-                    }
-                }
-                Entry::Effect(Effect::Emit(Report::LeaseOverrun { lease, .. })) => {
-                    if let Some(own) = of(&mut leases, lease.0).filter(|own| own.over.is_none()) {
-                        own.over = Some((now, false));
-                    }
-                }
-                _ => {}
-            }
-        });
-        // What is written at this moment may end in half a line.
-        drop(replayed);
-        leases
+        leases(&self.node.recording(0))
     }
 
     /// When requests of online came and iterations of it ended, as the policy heard of it, ns.

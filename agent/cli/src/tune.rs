@@ -110,7 +110,8 @@ struct Train {
     /// Decay of weights of AdamW.
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     weight_decay: f64,
-    /// When the engine answers with newer weights: "every N" steps, at "step N" and never again, or at the "end".
+    /// After which steps the engine answers with the new weights at once: "every N" steps, "step N" alone, or the "end".
+    /// After the others it does so when the next step begins.
     #[arg(long, num_args = 1..=2, value_names = ["WHEN", "N"], default_values = ["every", "1"])]
     publish: Vec<String>,
     /// Samples that are not learnt from. The adapter of the step with the smallest loss on them is kept.

@@ -19,7 +19,7 @@ use tidegate_sim::timeline::Timeline;
 use tidegate_tests::clock::Standstill;
 use tidegate_tests::slurm::missing;
 use tidegate_tests::{
-    engine, operators, placements, real_reclaims, reclaims, schedules, strangers,
+    engine, operators, placements, real_leases, real_reclaims, reclaims, schedules, strangers,
 };
 use tidegate_vgpu::history::{Kind, Reader, Record};
 use tidegate_vgpu::personality::Personality;
@@ -147,9 +147,9 @@ struct Lease {
     /// What runs the schedules.
     #[arg(long, value_enum, default_value_t = LeaseMode::Virtual)]
     mode: LeaseMode,
-    /// Number of schedules.
-    #[arg(long, default_value_t = 2_000)]
-    schedules: u64,
+    /// Number of schedules: by default 2000 in virtual time, 40 with processes.
+    #[arg(long)]
+    schedules: Option<u64>,
     #[command(flatten)]
     run: Run,
     /// Break something on purpose, to show that the checker detects it.
@@ -161,6 +161,8 @@ struct Lease {
 enum LeaseMode {
     /// Device model, agent core and interposer core in one process, in virtual time.
     Virtual,
+    /// The agent and the library that ship, an engine and a trainer, on the virtual GPU.
+    Real,
 }
 
 /// What is broken, by name; each mode has its own.
@@ -370,7 +372,56 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
 }
 
 fn lease(wanted: &Lease) -> ExitCode {
-    let LeaseMode::Virtual = wanted.mode;
+    match wanted.mode {
+        LeaseMode::Virtual => lease_virtual(wanted),
+        LeaseMode::Real => lease_real(wanted),
+    }
+}
+
+fn lease_real(wanted: &Lease) -> ExitCode {
+    if wanted.run.explain {
+        eprintln!(
+            "nemesis: --explain is of lease with --mode virtual: `tidegate explain lease` tells what an agent decides"
+        );
+        return ExitCode::from(2);
+    }
+    let broken = match named(&real_leases::Break::NAMES, &wanted.broken) {
+        Ok(broken) => broken,
+        Err(error) => {
+            eprintln!("nemesis: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let (seed, schedules) = (wanted.run.seed, wanted.schedules.unwrap_or(40));
+    let totals = real_leases::run(seed, schedules, broken, |seed, totals| {
+        went(totals.schedules, seed);
+    });
+    let figures = serde_json::json!({
+        "schedules": totals.schedules,
+        "violations": totals.violations.len(),
+        "leases": totals.leases,
+        "overruns": totals.overruns,
+        "units": totals.units,
+        "tokens": totals.tokens,
+        "late": totals.late,
+        "ran_without_leave": totals.ran_without_leave,
+        "wrong_adapters": totals.wrong_adapters,
+        "prediction_error_mean": totals.prediction_error(),
+        "ends_judged": totals.judged_ends,
+        "worst_late_ms": totals.worst_late_ns as f64 / 1e6,
+        "agent_kills": totals.agents,
+        "seed": seed,
+    });
+    let empty = totals.is_empty();
+    conclude(
+        (totals.violations, figures, empty),
+        "lease --mode real --schedules 1",
+        "too few leases or units",
+        wanted.run.json.as_deref(),
+    )
+}
+
+fn lease_virtual(wanted: &Lease) -> ExitCode {
     let broken = match named(&leases::Break::NAMES, &wanted.broken) {
         Ok(broken) => broken,
         Err(error) => {
@@ -382,7 +433,7 @@ fn lease(wanted: &Lease) -> ExitCode {
         print!("{}", leases::explain(wanted.run.seed, broken));
         1
     } else {
-        wanted.schedules
+        wanted.schedules.unwrap_or(2_000)
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let totals = leases::run_all(wanted.run.seed, schedules, threads, broken);
