@@ -128,10 +128,10 @@ fn a_program_of_ones_own_runs_gated_on_the_virtual_gpu() {
     // It counts its own kernels, and prints how many it saw finish.
     let own = out.lines().last().and_then(|line| line.parse::<u64>().ok());
     let row = |name: &str| {
-        let rows = said
+        let mut rows = said
             .lines()
             .filter_map(|line| line.trim().strip_prefix(name));
-        rows.last().unwrap_or_default().trim().replace(',', "")
+        rows.next_back().unwrap_or_default().trim().replace(',', "")
     };
     let own = own.expect("it printed a number");
     assert!(own > 10, "{out}");

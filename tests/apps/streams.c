@@ -84,7 +84,7 @@ static void resolution(void)
     CHECK(at == dlsym(library, "cuLaunchCooperativeKernel"));
     IS(cuGetProcAddress_v2("cuNoSuchThing", &at, 13000, 0, &status), 0);
     CHECK(status == 1 && !at);
-    IS(cuGetProcAddress_v2("cuInit", &at, 13010, 0, &status), 1);
+    IS(cuGetProcAddress_v2("cuInit", &at, 13060, 0, &status), 1);
     IS(cuGetProcAddress_v2("cuInit", 0, 13000, 0, &status), 1);
     IS(cuGetProcAddress_v2("cuInit", &at, 13000, 0, 0), 0);
     IS(cuGetProcAddress_v2("cuGetProcAddress", &at, 13000, 0, &status), 0);

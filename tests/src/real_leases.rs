@@ -355,7 +355,7 @@ impl Evidence<'_> {
                         continue;
                     }
                     let given = |lease: &&Lease| lease.given_ns <= record.value;
-                    let lease = self.leases.iter().filter(given).next_back();
+                    let lease = self.leases.iter().rfind(given);
                     let lease = lease.map(|lease| lease.given_ns);
                     if lease.is_none() || lease == *used {
                         totals.ran_without_leave += 1;

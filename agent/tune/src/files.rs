@@ -56,7 +56,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 /// Puts a value in place as JSON.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), FileError> {
     let bytes = serde_json::to_vec_pretty(value)
         .map_err(io::Error::from)
