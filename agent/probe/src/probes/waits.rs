@@ -25,6 +25,7 @@ pub const MARKED: &[&str] = &[
     "cuEventDestroy_v2",
     "cuGraphExecDestroy",
     "cuGraphLaunch",
+    "cuGraphUpload",
     "cuLaunchCooperativeKernel",
     "cuLaunchHostFunc",
     "cuLaunchKernel",
