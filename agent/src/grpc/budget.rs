@@ -38,6 +38,10 @@ const BURST_S: u64 = 1;
 const TENANT: u64 = 4;
 /// Most that a message may cost, however little its session may say: a library cuts what it says by this.
 const MOST: u64 = 4_096 * MESSAGE;
+/// Most changes in a message: twice what a session may have of channels and clients together.
+const CHANGES: u64 = 4 * tidegate_node::session::CHANNELS as u64;
+/// Most requests, or runs of blocks, in a message. A library cuts what it says into parts.
+const RUNS: u64 = 20_480;
 /// Stripes that the sessions of all strangers may describe: each takes some [`STRIPE_BYTES`] for as long as its cache is
 /// there. A tenant never has more than are then left, so half if it is the only one: that is eight GPUs of 141 GiB in
 /// handles of the smallest size.
@@ -64,18 +68,24 @@ const TENANT_AHEAD: usize = 4 * AHEAD;
 const SLOWED: &str = "too many messages: they are read slower";
 const REFUSED: &str = tidegate_proto::BEYOND_BOUNDS;
 
+/// What so many items cost in one message: more than any message may, beyond a limit. The control thread takes a message in
+/// one turn, however rich its sender is.
+const fn listed(price: u64, items: u64, most: u64) -> u64 {
+    if items > most { MOST } else { price * items }
+}
+
 /// What a message costs, in thousandths of one that lists nothing.
 #[must_use]
 pub fn cost(event: &Event) -> u64 {
     let items = match event {
-        Event::Rm(changes) => CHANGE * count(&changes.events),
+        Event::Rm(changes) => listed(CHANGE, count(&changes.events), CHANGES),
         Event::Requests(said) => {
             let blocks: u64 = said.set.iter().map(|held| count(&held.blocks)).sum();
-            RUN * (count(&said.set) + count(&said.forgotten)) + BLOCK * blocks
+            listed(RUN, count(&said.set) + count(&said.forgotten), RUNS) + BLOCK * blocks
         }
         Event::KvRegistered(kv) => {
             CACHED
-                + RUN * (count(&kv.first_block) + count(&kv.stripe_kinds))
+                + listed(RUN, count(&kv.first_block) + count(&kv.stripe_kinds), RUNS)
                 + STRIPE * count(&kv.stripe_kind)
         }
         Event::Reclaimed(done) => STRIPE * count(&done.stripes),
@@ -389,6 +399,9 @@ mod tests {
         let smallest = cost(&changes(0));
         assert!((MESSAGE..MESSAGE + 10).contains(&smallest), "{smallest}");
         assert_eq!(cost(&changes(1_000)) / 1_000, CHANGE + 1 + 2 / BYTES);
+        let most = usize::try_from(CHANGES).unwrap_or(usize::MAX);
+        assert!(cost(&changes(most)) < MOST / 16, "a turn is short");
+        assert!(cost(&changes(most + 1)) > MOST, "refused");
         let all = Event::Requests(v1::Requests {
             set: vec![v1::RequestBlocks {
                 blocks: vec![1 << 20; 100_000],
