@@ -7,8 +7,8 @@
 //!   time to first token       iterations that read prompts      what users wait anyway
 //!     preemption              first launch to last disable's      \
 //!                             return, if it waited for that        |
-//!     stall                   the engine comes to what it lacks    > what offline added
-//!                             to the iteration after it is there   |
+//!     stall                   from the iteration that lacks memory  > what offline added
+//!                             to the first one that has it         |
 //!   time per further token    all iterations                      /
 //!     stall                   as above, whatever is read meanwhile
 //! ```

@@ -225,7 +225,7 @@ fn understood<T: DeserializeOwned>(
     })
 }
 
-/// Writes messages until there is nobody who sends or nobody who reads.
+/// Writes messages until the last sender is dropped or the engine closes the connection.
 async fn speak(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
     while let Some(message) = queue.recv().await {
         if writer.write_all(&message).await.is_err() {

@@ -585,7 +585,7 @@ def kept() -> None:
 
 
 def stale() -> None:
-    """Samples ride with the weights of before the last step."""
+    """Samples ride with the weights that the last step replaced."""
     from tidegate_engines.vllm.coserve.job import Job
 
     Job._rewrite = lambda self: None

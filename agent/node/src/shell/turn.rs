@@ -4,9 +4,9 @@
 //! may wait. In the steady state (edges, timers, answers) it allocates nothing.
 //!
 //! Heartbeats: the shell writes every page's heartbeat at least every [`HEARTBEAT_NS`]. If an iteration is late by
-//! [`LATE_NS`], this thread or the machine was stopped. Such a time counts against no process. Before anything else,
-//! policy is told of it, and the shell's own deadlines move by as much. Then the pages are read. Processes may have
-//! released their channels meanwhile (fail-open release), so at the end the wanted state of every channel is ordered
+//! [`LATE_NS`], this thread or the machine was stopped. That time counts against no process. First the shell
+//! reports it to the policy and moves its own deadlines by it. Then it reads the pages. Processes may have released
+//! their channels meanwhile (fail-open release), so at the end the shell orders the wanted state of every channel
 //! again. Every reading of the clock is checked in this way, because a thread may be stopped anywhere.
 
 use super::Shell;

@@ -50,7 +50,7 @@ class Job:
         self.gradients: units.Gradients | None = None
         #: Why its gradient or its weights are not what the client thinks; only `zero`, `load` and `close` go on.
         self.spoilt = ""
-        #: Whether the slot has weights of before the last step.
+        #: Whether the slot still has the weights that the last step replaced.
         self._stale = False
         self._adapter: Adapter | None = None
         self.served, self.closed = False, False
