@@ -372,26 +372,32 @@ fn reclaim(wanted: &Reclaim) -> ExitCode {
 }
 
 fn lease(wanted: &Lease) -> ExitCode {
-    match wanted.mode {
-        LeaseMode::Virtual => lease_virtual(wanted),
-        LeaseMode::Real => lease_real(wanted),
+    let (outcome, replay) = match wanted.mode {
+        LeaseMode::Virtual => (lease_virtual(wanted), "lease --mode virtual --schedules 1"),
+        LeaseMode::Real => (lease_real(wanted), "lease --mode real --schedules 1"),
+    };
+    match outcome {
+        Ok(outcome) => conclude(
+            outcome,
+            replay,
+            "too few leases, or too little happened in them",
+            wanted.run.json.as_deref(),
+        ),
+        Err(error) => {
+            eprintln!("nemesis: {error}");
+            ExitCode::from(2)
+        }
     }
 }
 
-fn lease_real(wanted: &Lease) -> ExitCode {
+fn lease_real(wanted: &Lease) -> Result<Outcome, String> {
     if wanted.run.explain {
-        eprintln!(
-            "nemesis: --explain is of lease with --mode virtual: `tidegate explain lease` tells what an agent decides"
+        return Err(
+            "--explain works with lease --mode virtual only; with real processes run `tidegate explain lease`"
+                .to_owned(),
         );
-        return ExitCode::from(2);
     }
-    let broken = match named(&real_leases::Break::NAMES, &wanted.broken) {
-        Ok(broken) => broken,
-        Err(error) => {
-            eprintln!("nemesis: {error}");
-            return ExitCode::from(2);
-        }
-    };
+    let broken = named(&real_leases::Break::NAMES, &wanted.broken)?;
     let (seed, schedules) = (wanted.run.seed, wanted.schedules.unwrap_or(40));
     let totals = real_leases::run(seed, schedules, broken, |seed, totals| {
         went(totals.schedules, seed);
@@ -413,22 +419,11 @@ fn lease_real(wanted: &Lease) -> ExitCode {
         "seed": seed,
     });
     let empty = totals.is_empty();
-    conclude(
-        (totals.violations, figures, empty),
-        "lease --mode real --schedules 1",
-        "too few leases or units",
-        wanted.run.json.as_deref(),
-    )
+    Ok((totals.violations, figures, empty))
 }
 
-fn lease_virtual(wanted: &Lease) -> ExitCode {
-    let broken = match named(&leases::Break::NAMES, &wanted.broken) {
-        Ok(broken) => broken,
-        Err(error) => {
-            eprintln!("nemesis: {error}");
-            return ExitCode::from(2);
-        }
-    };
+fn lease_virtual(wanted: &Lease) -> Result<Outcome, String> {
+    let broken = named(&leases::Break::NAMES, &wanted.broken)?;
     let schedules = if wanted.run.explain {
         print!("{}", leases::explain(wanted.run.seed, broken));
         1
@@ -451,12 +446,7 @@ fn lease_virtual(wanted: &Lease) -> ExitCode {
         "seed": wanted.run.seed,
     });
     let empty = totals.is_empty() && !wanted.run.explain;
-    conclude(
-        (totals.violations, json, empty),
-        "lease --mode virtual --schedules 1",
-        "too few leases or overruns",
-        wanted.run.json.as_deref(),
-    )
+    Ok((totals.violations, json, empty))
 }
 
 fn operate(wanted: &Operators) -> ExitCode {

@@ -1,6 +1,6 @@
 //! What is known of jobs, in memory and on the disk.
 
-use super::shared::{complain, fresh, lock};
+use super::shared::{complain, fresh, lock, newest};
 use super::status::{Ask, Status};
 
 use crate::clock::unix_seconds;
@@ -173,17 +173,9 @@ impl Jobs {
 
     /// All of this owner, newest first.
     pub fn all(&self, owner: &str) -> Vec<Job> {
-        let mut all: Vec<Job> = lock(&self.jobs)
-            .values()
-            .filter(|job| job.owner == owner)
-            .cloned()
-            .collect();
-        all.sort_by(|a, b| {
-            b.created_at
-                .cmp(&a.created_at)
-                .then_with(|| b.id.cmp(&a.id))
-        });
-        all
+        let jobs = lock(&self.jobs);
+        let own = jobs.values().filter(|job| job.owner == owner);
+        newest(own, |job| (job.created_at, &job.id))
     }
 
     /// Keeps a new job, or finds the one that the same request made before.

@@ -30,3 +30,13 @@ pub fn fresh(prefix: &str) -> Result<String, FileError> {
     }
     Ok(name)
 }
+
+/// These things, newest first: `age` is when one was made, and its id.
+pub fn newest<'a, T: Clone + 'a>(
+    all: impl Iterator<Item = &'a T>,
+    age: fn(&T) -> (u64, &String),
+) -> Vec<T> {
+    let mut all: Vec<T> = all.cloned().collect();
+    all.sort_by(|a, b| age(b).cmp(&age(a)));
+    all
+}

@@ -1,6 +1,6 @@
 //! Uploaded files.
 
-use super::shared::lock;
+use super::shared::{lock, newest};
 use crate::files::{self, FileError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -84,17 +84,9 @@ impl Store {
 
     /// All of this owner, newest first.
     pub fn all(&self, owner: &str) -> Vec<Stored> {
-        let mut all: Vec<Stored> = lock(&self.files)
-            .values()
-            .filter(|stored| stored.owner == owner)
-            .cloned()
-            .collect();
-        all.sort_by(|a, b| {
-            b.created_at
-                .cmp(&a.created_at)
-                .then_with(|| b.id.cmp(&a.id))
-        });
-        all
+        let files = lock(&self.files);
+        let own = files.values().filter(|stored| stored.owner == owner);
+        newest(own, |stored| (stored.created_at, &stored.id))
     }
 
     /// What a file contains.
