@@ -131,7 +131,7 @@ fn waits(change: f64, with: &[f64], alone: &[f64]) -> String {
             let found = if low >= -SAME && high <= SAME {
                 "as long as alone, within noise"
             } else {
-                "for a time that this run cannot compare with that alone"
+                "an uncertain time compared with alone"
             };
             format!(
                 "{found} ({:+.1} %, 95 % between {:+.1} and {:+.1} %)",
@@ -348,7 +348,7 @@ mod tests {
         let said = verdict(&busy);
         // -12 to +14 of 33 ms in 52 requests may be 5 % and more: that is no "as long as alone".
         assert!(
-            said.contains("wait for a time that this run cannot compare with that alone (-3.0 %, 95 % between -"),
+            said.contains("wait an uncertain time compared with alone (-3.0 %, 95 % between -"),
             "{said}"
         );
         let little = |nth: u32| alone(nth) + [0.6, -0.6][(nth % 2) as usize];
